@@ -13,7 +13,7 @@ from peagle.bench.runs import Failure, Results, Run
 from peagle.bench.workload import PromptWorkload
 from peagle.config import SamplingParams
 from peagle.errors import InputError
-from peagle.ops.weight import Fp8Weight
+from peagle.ops.weight import QuantizedWeight
 
 CASES = Grid([1]).cases(METHODS, {method: [2] for method in METHODS})
 
@@ -87,7 +87,7 @@ def test_drafters_are_rounded_where_the_pair_says_so(pair):
     params = SamplingParams(max_tokens=4)
     workload = PromptWorkload(chosen, load_sets(["bundled"], 2), params)
     llm = workload.open(Setup("peagle", 2, "fixed"), 1)
-    assert isinstance(llm.engine.core.proposer.model.readout.head.weight, Fp8Weight)
+    assert isinstance(llm.engine.core.proposer.model.readout.head.weight, QuantizedWeight)
 
 
 def test_engines_share_the_targets_weights(workload):

@@ -90,7 +90,7 @@ def written(shape: Shape, weights: Weights, directory: Path, dtype: str = "bfloa
 def bytes_of(weight: Weight) -> torch.Tensor:
     """All bytes of a weight, scales included."""
     if isinstance(weight, QuantizedWeight):
-        return torch.cat([weight.numbers.flatten(), weight.scales.flatten()])
+        return torch.cat([weight.numbers.flatten(), weight.scale_bytes.flatten()])
     return weight.detach().flatten().view(torch.uint8)
 
 

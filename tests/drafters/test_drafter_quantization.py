@@ -11,7 +11,7 @@ from peagle.drafters.methods import drafter_for
 from peagle.drafters.quantization import quantize
 from peagle.engine.engine import Engine
 from peagle.ops.linear import Linear
-from peagle.ops.weight import Fp8Weight, weights_of
+from peagle.ops.weight import QuantizedWeight, weights_of
 
 PROMPTS = [[5, 6, 7, 8, 9], [30, 31, 32]]
 
@@ -42,6 +42,6 @@ def test_everything_read_in_every_pass_is_rounded(targets, tmp_path: Path):
     plain = {
         name
         for name, part in model.named_modules()
-        if isinstance(part, Linear) and not isinstance(part.weight, Fp8Weight)
+        if isinstance(part, Linear) and not isinstance(part.weight, QuantizedWeight)
     }
     assert plain == {"fc"}

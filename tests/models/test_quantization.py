@@ -25,7 +25,7 @@ from peagle.models.families import decoder_rules, read_family, read_values
 from peagle.models.loading import check_decoder, load_decoder, load_layers, stored_bytes
 from peagle.models.quantization import read_quantization
 from peagle.models.weights import disassemble
-from peagle.ops.weight import Fp8Weight, QuantizedWeight, weights_of
+from peagle.ops.weight import QuantizedWeight, weights_of
 
 E4M3 = torch.float8_e4m3fn
 TOKENS = list(range(3, 60))
@@ -155,7 +155,7 @@ def test_every_layout_gives_what_its_dequantised_twin_gives(
     directory = tiny.save_target(tmp_path / "target", family)
     twin = quantize(directory, layout)
     decoder = tiny.load_target(directory)
-    packed = [part for part in decoder.modules() if isinstance(part, Fp8Weight)]
+    packed = [part for part in decoder.modules() if isinstance(part, QuantizedWeight)]
     assert len(packed) == 4 * len(decoder.layers)
     check_decoder(directory)
     found = tiny.run_target(decoder, TOKENS)[0]
@@ -221,7 +221,7 @@ def test_an_engine_tells_how_activations_are_kept(
 
 
 def activations(decoder: Decoder) -> set[bool]:
-    return {w.dynamic_activations for w in weights_of(decoder) if isinstance(w, Fp8Weight)}
+    return {w.dynamic_activations for w in weights_of(decoder) if isinstance(w, QuantizedWeight)}
 
 
 def test_qwen3s_sizes_whose_parts_end_within_a_block(tmp_path: Path):
@@ -229,7 +229,7 @@ def test_qwen3s_sizes_whose_parts_end_within_a_block(tmp_path: Path):
     directory = tiny.save_target(tmp_path / "target", num_key_value_heads=1, head_dim=16)
     twin = quantize(directory, "fp8 in blocks")
     qkv = tiny.load_target(directory).layers[0].attention.qkv.weight
-    assert isinstance(qkv, Fp8Weight)
+    assert isinstance(qkv, QuantizedWeight)
     assert qkv.block == (1, 32)
     torch.testing.assert_close(logits(directory), logits(twin), atol=1e-4, rtol=1e-4)
 
@@ -273,7 +273,6 @@ def test_what_is_written_again_is_what_was_read(directory: Path, layout: str):
     quantize(directory, layout)
     family, spec = read_family(directory)
     kind, stored = read_quantization(directory), load_file(directory / "model.safetensors")
-    assert kind is not None
     rules = [kind.as_stored(rule, stored) for rule in decoder_rules(family, spec)]
     written = disassemble(tiny.load_target(directory), rules)
     for name, tensor in written.items():

@@ -6,8 +6,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from peagle.errors import InputError
 from peagle.ops.linear import Linear
 from peagle.ops.weight import (
-    Fp8Weight,
-    Mxfp4Weight,
+    FP8,
+    MXFP4,
+    QuantizedWeight,
     dense,
     format_of,
     fp8,
@@ -19,11 +20,24 @@ from peagle.ops.weight import (
 EVERY = torch.arange(256, dtype=torch.uint8)
 
 
-def random_fp8(shape: tuple[int, ...], block: tuple[int, int]) -> Fp8Weight:
+def fp8_of(values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> QuantizedWeight:
+    return QuantizedWeight.of(FP8, values.view(torch.uint8), scales, block)
+
+
+def mxfp4_of(blocks: torch.Tensor, scales: torch.Tensor) -> QuantizedWeight:
+    return QuantizedWeight.of(MXFP4, blocks.flatten(-2), scales, (1, 32))
+
+
+def values_of(weight: QuantizedWeight) -> torch.Tensor:
+    """Of FP8: its numbers without scales."""
+    return weight.packed().view(torch.float8_e4m3fn)
+
+
+def random_fp8(shape: tuple[int, ...], block: tuple[int, int]) -> QuantizedWeight:
     *leading, outputs, depth = shape
     numbers = torch.randn(shape).mul(50).to(torch.float8_e4m3fn)
     scales = torch.rand(*leading, -(-outputs // block[0]), -(-depth // block[1]))
-    return Fp8Weight.of(numbers, scales, block)
+    return fp8_of(numbers, scales, block)
 
 
 class TestMxfp4:
@@ -35,30 +49,30 @@ class TestMxfp4:
         """Exactly; transformers has inputs before outputs."""
         numbers = EVERY.view(1, 16, 1, 16).expand(2, 16, blocks, 16).contiguous()
         scales = torch.arange(1, 1 + blocks, dtype=torch.uint8).expand(2, 16, blocks).contiguous()
-        weight = Mxfp4Weight.of(numbers, scales)
+        weight = mxfp4_of(numbers, scales)
         expected = convert_moe_packed_tensors(numbers, scales, dtype=dtype).transpose(1, 2)
         assert weight.shape == expected.shape
         assert weight.dense(dtype).dtype == dtype
         assert torch.equal(weight.dense(dtype), expected)
         assert torch.equal(weight[1].dense(dtype), expected[1])
-        assert all(map(torch.equal, weight.blocks(), (numbers, scales)))
+        assert torch.equal(weight.packed(), numbers.flatten(-2))
+        assert torch.equal(weight.scales[..., :blocks], scales)
 
     def test_a_block_by_hand(self):
         """The low half of a byte comes first; 129 is a factor of 4."""
         blocks = torch.zeros(1, 1, 1, 16, dtype=torch.uint8)
         blocks[..., 0], blocks[..., 15] = 0x2F, 0x70
-        found = Mxfp4Weight.of(blocks, torch.full((1, 1, 1), 129, dtype=torch.uint8)).dense()
+        found = mxfp4_of(blocks, torch.full((1, 1, 1), 129, dtype=torch.uint8)).dense()
         assert found[0, 0, [0, 1, 30, 31]].tolist() == [-24.0, 4.0, 0.0, 24.0]
         assert not found[0, 0, 2:30].any()
 
     @pytest.mark.parametrize("scale", [192, 255])
     def test_scales_that_make_no_number(self, scale: int):
-        scales = torch.full((1, 1, 1), scale, dtype=torch.uint8)
         with pytest.raises(InputError, match="scales that are NaN or above"):
-            Mxfp4Weight.of(EVERY[:16].view(1, 1, 1, 16), scales)
+            MXFP4.refuse(torch.full((1, 1, 1), scale, dtype=torch.uint8))
 
     def test_it_takes_its_bytes_and_no_more(self):
-        weight = Mxfp4Weight.of(
+        weight = mxfp4_of(
             torch.zeros(4, 10, 16, 16, dtype=torch.uint8), torch.ones(4, 10, 16, dtype=torch.uint8)
         )
         assert weight.nbytes == 4 * 10 * 16 * 17 == weight.numel() * 17 // 32
@@ -73,8 +87,8 @@ class TestFp8:
         weight = random_fp8((*leading, 70, 96), block)
         found = weight.dense()
         for at in [(0, 0), (69, 95), (33, 64), (6, 5), (7, 4)]:
-            scale = weight.factors[..., at[0] // block[0], at[1] // block[1]]
-            wanted = weight.values[..., at[0], at[1]].float() * scale
+            scale = weight.scales[..., at[0] // block[0], at[1] // block[1]]
+            wanted = values_of(weight)[..., at[0], at[1]].float() * scale
             assert torch.equal(found[..., at[0], at[1]], wanted)
 
     @pytest.mark.parametrize(
@@ -83,16 +97,16 @@ class TestFp8:
     )
     def test_halves_of_a_run_lie_side_by_side(self, depth: int, block: tuple[int, int], run: int):
         values = torch.randn(3, depth).to(torch.float8_e4m3fn)
-        weight = Fp8Weight.of(values, torch.ones(3, -(-depth // block[1])), block)
+        weight = fp8_of(values, torch.ones(3, -(-depth // block[1])), block)
         assert weight.run == run
-        assert torch.equal(weight.values.float(), values.float())
+        assert torch.equal(values_of(weight).float(), values.float())
         first = weight.numbers[:, :4].view(torch.float8_e4m3fn).float()
         assert torch.equal(first, values.float()[:, [0, run // 2, 1, run // 2 + 1]])
 
     def test_strips_change_nothing(self, monkeypatch: pytest.MonkeyPatch):
         weight = random_fp8((300, 64), (128, 64))
         whole = weight.dense()
-        monkeypatch.setattr("peagle.ops.weight.STRIP", 64)
+        monkeypatch.setattr("peagle.ops.weight.quantized.STRIP", 64)
         assert torch.equal(weight.dense(), whole)
 
     def test_rounding_loses_a_sixteenth_at_most(self):

@@ -22,8 +22,8 @@ from peagle.ops.norm import RMSNorm
 from peagle.ops.packing import pack
 from peagle.ops.weight import (
     E4M3,
-    Fp8Weight,
-    Mxfp4Weight,
+    FP8,
+    MXFP4,
     QuantizedWeight,
     Weight,
     replace_weight,
@@ -181,21 +181,23 @@ class RandomWeights:
         value = torch.empty(shape, device=self._device, dtype=self._dtype)
         return value.normal_(0.0, std, generator=self._generator)
 
-    def _fp8(self, shape: tuple[int, ...], std: float) -> Fp8Weight:
+    def _fp8(self, shape: tuple[int, ...], std: float) -> QuantizedWeight:
         numbers = torch.empty(shape, device=self._device, dtype=E4M3)
         for part in numbers.view(-1, *shape[-2:]):
             noise = torch.randn(part.shape, device=self._device, generator=self._generator)
             part.copy_(noise * E4M3_STD)
         blocks = [-(-size // high) for size, high in zip(shape[-2:], BLOCK, strict=True)]
         scales = torch.full((*shape[:-2], *blocks), std / E4M3_STD, device=self._device)
-        return Fp8Weight.of(numbers, scales, BLOCK, dynamic_activations=True)
+        packed = numbers.view(torch.uint8)
+        return QuantizedWeight.of(FP8, packed, scales, BLOCK, dynamic_activations=True)
 
-    def _mxfp4(self, shape: tuple[int, ...], std: float) -> Mxfp4Weight:
-        of_blocks = *shape[:-1], shape[-1] // Mxfp4Weight.block
+    def _mxfp4(self, shape: tuple[int, ...], std: float) -> QuantizedWeight:
+        of_blocks = *shape[:-1], shape[-1] // MXFP4.block
         scales = torch.empty(of_blocks, dtype=torch.uint8, device=self._device)
         scales.fill_(round(math.log2(std / E2M1_STD)) + 127)
-        numbers = scales.new_empty(*of_blocks, Mxfp4Weight.block // 2)
-        return Mxfp4Weight.of(numbers.random_(generator=self._generator), scales)
+        numbers = scales.new_empty(*of_blocks, MXFP4.block // 2)
+        packed = numbers.random_(generator=self._generator).flatten(-2)
+        return QuantizedWeight.of(MXFP4, packed, scales, (1, MXFP4.block))
 
     def embeddings(self, spec: DecoderSpec, share: float) -> Tensor:
         """Embeddings [vocab_size, hidden_size] of which any two have this correlation."""

@@ -13,8 +13,7 @@ from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderLayer, decoder_layer
 from peagle.models.families import Family, decoder_rules, end_rules, layer_rules, read_family
 from peagle.models.families.tensors import HEAD, embeddings
-from peagle.models.fp8 import Fp8
-from peagle.models.quantization import LEFT_OUT, read_quantization
+from peagle.models.quantization import LEFT_OUT, Quantization, read_quantization
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     TensorRule,
@@ -148,7 +147,7 @@ class _Target:
     directory: Path
     family: Family
     spec: DecoderSpec
-    quantization: Fp8 | None
+    quantization: Quantization
 
     @classmethod
     def read(cls, directory: Path) -> "_Target":
@@ -169,18 +168,15 @@ class _Target:
 
     def as_stored(self, rules: Iterable[TensorRule], names: Container[str]) -> list[TensorRule]:
         """The rules for a file with these tensors."""
-        stored = [rule.as_stored(names) for rule in rules]
-        if self.quantization is None:
-            return stored
         with about(self.directory):
-            return [self.quantization.as_stored(rule, names) for rule in stored]
+            return [self.quantization.as_stored(rule.as_stored(names), names) for rule in rules]
 
     def ignored(self, names: Iterable[str]) -> set[str]:
         """Tensors of a file that are not needed but allowed."""
         others = {name for name in names if name.startswith(self.family.IGNORED)}
         if self.spec.tie_word_embeddings:
             others.add(HEAD)
-        if self.quantization is not None:
+        if self.quantization.layouts:
             others |= {name for name in names if name.endswith(LEFT_OUT)}
         return others
 

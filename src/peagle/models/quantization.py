@@ -1,12 +1,17 @@
 """In which format a target's files hold its weights: what `quantization_config` means."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from peagle.errors import InputError
-from peagle.models.fp8 import Fp8
-from peagle.models.weights import about, read_json
+from peagle.models.formats.fp8 import Fp8
+from peagle.models.formats.layout import Layout, PackedRule, stem
+from peagle.models.weights import TensorRule, about, read_json
+from peagle.ops.weight import Weight
 
 Values = Mapping[str, Any]
 SUPPORTED = (
@@ -26,8 +31,48 @@ LEFT_OUT = (
 """Ends of the names of scales for activations, which are kept in 16 bits."""
 
 
-def read_quantization(directory: Path) -> Fp8 | None:
-    """The format of a directory's weights; None: 16 or 32 bits, or MXFP4, which its family reads.
+PRODUCTS = ("qkv.weight", "out.weight", "gate_up.weight", "down.weight", "head.weight")
+EXPERTS = (".gate_up", ".down")
+"""How our names of weights end that may be in few bits: those of products, and of experts."""
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The layouts that weights of a directory may have; which one has, its tensors say."""
+
+    layouts: tuple[Layout, ...] = ()
+
+    def as_stored(self, rule: TensorRule, names: Container[str]) -> TensorRule:
+        """The rule for the same parameter in a file with these tensors: not all are quantized.
+
+        Raises `InputError` where no product reads it: of embeddings, norms and routers.
+        """
+        if type(rule) is not TensorRule:
+            return rule
+        layout = next((found for name in rule.theirs if (found := self._of(name, names))), None)
+        if layout is None:
+            return rule
+        if not rule.ours.endswith(PRODUCTS + EXPERTS):
+            raise InputError(
+                f"{rule.theirs[0]} has scales; peagle reads {layout.label} in products of "
+                "attention, MLP, experts and head alone; vLLM serves others"
+            )
+        return PackedRule.of(rule, layout)
+
+    def _of(self, name: str, names: Container[str]) -> Layout | None:
+        """How a file has a weight: in a layout, or, None, in none."""
+        found = (layout.stored(stem(name), names) for layout in self.layouts)
+        return next((layout for layout in found if layout is not None), None)
+
+    def as_written(self, rule: TensorRule, ours: Weight) -> TensorRule:
+        """The rule by which a weight is written that is quantized, or is not."""
+        if isinstance(ours, Tensor) or type(rule) is not TensorRule:
+            return rule.as_written(ours)
+        return PackedRule.of(rule, next(x for x in self.layouts if x.format == ours.format))
+
+
+def read_quantization(directory: Path) -> Quantization:
+    """How a directory's weights are kept, other than in 16 or 32 bits.
 
     Raises `InputError` for a method, scheme or group size that is not supported.
     """
@@ -37,20 +82,20 @@ def read_quantization(directory: Path) -> Fp8 | None:
     if given:
         return quantization_of(_mapping(given))
     if not (directory / BESIDE).is_file():
-        return None
+        return Quantization()
     beside = {"quant_method": "modelopt", **read_json(directory / BESIDE)}
     with about(directory / BESIDE):
         return quantization_of(beside)
 
 
-def quantization_of(given: Values) -> Fp8 | None:
+def quantization_of(given: Values) -> Quantization:
     """What the values of a `quantization_config` mean. Raises `InputError` as above."""
     method = _mapping(given).get("quant_method")
-    if method == "mxfp4":
-        return None
+    if method == "mxfp4":  # which its family reads
+        return Quantization()
     if not isinstance(method, str) or method not in READERS:
         raise InputError(f"quant_method {method} is not supported; {SUPPORTED}")
-    return READERS[method](given)
+    return Quantization((READERS[method](given),))
 
 
 def _fp8(given: Values) -> Fp8:
@@ -65,7 +110,7 @@ def _fp8(given: Values) -> Fp8:
         scales = scales[::-1]
     if block is None:
         return Fp8(scales, "tensor", dynamic_activations=dynamic)
-    return Fp8(scales, "block", _block(block), dynamic)
+    return Fp8(scales, "block", _block(block), dynamic_activations=dynamic)
 
 
 def _compressed_tensors(given: Values) -> Fp8:
@@ -96,7 +141,8 @@ def _of_group(group: Values) -> Fp8:
     if strategy in ("tensor", "channel"):
         return Fp8(("weight_scale",), str(strategy), dynamic_activations=dynamic)
     if strategy == "block":
-        return Fp8(("weight_scale",), "block", _block(weights.get("block_structure")), dynamic)
+        blocks = _block(weights.get("block_structure"))
+        return Fp8(("weight_scale",), "block", blocks, dynamic_activations=dynamic)
     raise InputError(f"compressed-tensors of strategy {strategy} are not supported; {SUPPORTED}")
 
 

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from peagle.models.decoder import Decoder, DecoderLayer
 from peagle.models.families import end_rules, layer_rules, read_values
 from peagle.models.families.config import Values
-from peagle.models.fp8 import Fp8
-from peagle.models.quantization import quantization_of
+from peagle.models.quantization import Quantization, quantization_of
 from peagle.models.weights import TensorRule, disassemble, write_shards
-from peagle.ops.weight import Weight, weight_at
+from peagle.ops.weight import weight_at
 
 
 def save_target(
@@ -25,24 +24,22 @@ def save_target(
     """
     family, spec = read_values(values, str(directory))
     given = values.get("quantization_config")
-    kind = quantization_of(given) if given else None
+    quantization = quantization_of(given) if given else Quantization()
 
     def parts() -> Iterator[dict[str, Tensor]]:
         for index, layer in enumerate(layers):
             rules = layer_rules(family, spec, index, "0")
-            yield _tensors(nn.ModuleList([layer]), rules, kind)
-        yield _tensors(ends, end_rules(family, spec), kind)
+            yield _tensors(nn.ModuleList([layer]), rules, quantization)
+        yield _tensors(ends, end_rules(family, spec), quantization)
 
     write_shards(directory, parts(), len(spec.layers) + 1)
     text = json.dumps(values, indent=2) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
 
 
-def _tensors(module: nn.Module, rules: Iterable[TensorRule], kind: Fp8 | None) -> dict[str, Tensor]:
+def _tensors(
+    module: nn.Module, rules: Iterable[TensorRule], quantization: Quantization
+) -> dict[str, Tensor]:
     """A module's weights under the file's names, each in its own format."""
-    written = [_as_written(rule, weight_at(module, rule.ours), kind) for rule in rules]
+    written = [quantization.as_written(rule, weight_at(module, rule.ours)) for rule in rules]
     return disassemble(module, written)
-
-
-def _as_written(rule: TensorRule, ours: Weight, kind: Fp8 | None) -> TensorRule:
-    return rule.as_written(ours) if kind is None else kind.as_written(rule, ours)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from peagle.ops.triton import has_kernels, kernels
-from peagle.ops.weight import E4M3, LARGEST_E4M3, LEAST_AMAX, Fp8Weight
+from peagle.ops.weight import E4M3, FP8, LARGEST_E4M3, LEAST_AMAX
 
 ROWS = 16
 """Rows come in multiples of it, as products in FP8 want them."""
@@ -18,7 +18,7 @@ class QuantizedInputs:
     """What a row's inputs are rounded to."""
 
     numbers: Tensor
-    """[rows, depth] float8_e4m3fn, in the order of `Fp8Weight.ordered`"""
+    """[rows, depth] float8_e4m3fn, in the order of a weight's"""
     scales: Tensor
     """[rows, groups] float32; the scales of one group lie side by side"""
 
@@ -34,5 +34,5 @@ def quantize(x: Tensor, group: int, run: int) -> QuantizedInputs:
     groups = F.pad(x.float(), (0, 0, 0, -len(x) % ROWS)).unflatten(1, (-1, group))
     scales = groups.abs().amax(dim=2, keepdim=True).clamp(min=LEAST_AMAX) / LARGEST_E4M3
     bits = (groups / scales).to(E4M3).flatten(1).view(torch.uint8)
-    numbers = Fp8Weight.ordered(bits, run).view(E4M3)
+    numbers = FP8.ordered(bits, run).view(E4M3)
     return QuantizedInputs(numbers, scales[:, :, 0].T.contiguous().T)

@@ -189,33 +189,42 @@ for form, top_k, columns, depth in forms:
     gates = {"TOP_K": top_k, "SCALED": form, "LIMIT": 7.0, "ALPHA": 1.702, "GELU": columns == 704}
     compiled("moe", "_gate_up_kernel", types, {**sizes, "BIAS": form, **gates})
     compiled("moe", "_down_kernel", types, {**sizes, "BIAS": form, "OVERLAP": form})
-packed = {"codes": "*i16", "numbers": "*i16"}
+packed = {"numbers": "*i16"}
+from peagle.ops.triton.packed_sums import Packing
+
+
+def packing(kind, high, wide, columns, run=128):
+    return Packing(kind, run, high, wide, columns, False, False, False, 4 if run == 64 else 2)
+
+
 from peagle.ops.triton import quantized_experts
 
-for (kind, few), tiling in quantized_experts.TILINGS.items():
-    mxfp4, block = kind == "mxfp4", 16 if few else quantized_experts.LARGEST_BLOCK
+cases = [(k, n) for k in ("fp8", "mxfp4") for n in (16, quantized_experts.LARGEST_BLOCK)]
+for kind, block in cases:
+    mxfp4, tiling = kind == "mxfp4", quantized_experts.TILINGS[kind][block > 16]
     depth = 2880 if mxfp4 else 2048
     sizes = {"COLUMNS": 768, "DEPTH": depth, "BLOCK_M": block, "BLOCK_N": tiling.lines}
     sizes["BLOCK_K"] = tiling.depth
-    sizes |= {"MXFP4": mxfp4, "RUN": 64 if mxfp4 else 128, "HIGH": 128, "WIDE": 128, "BIAS": mxfp4}
+    of_blocks = (1, 32, 96, 64) if mxfp4 else (128, 128, 16)
+    sizes |= {"BIAS": mxfp4, "W": packing(kind, *of_blocks)}
     gates = {"TOP_K": 8, "SCALED": True, "LIMIT": 7.0, "ALPHA": 1.702, "GELU": block == 64}
-    types |= {**packed, "factors": "*u8" if mxfp4 else F32}
+    types |= {**packed, **dict.fromkeys(("scales", "zeros", "factors"), "*u8" if mxfp4 else F32)}
+    types |= {"by_row": F32}
     options = {"num_warps": 4, "num_stages": tiling.stages}
     gate_up = compiled("quantized_experts", "_gate_up_kernel", types, {**sizes, **gates}, **options)
     down = {**sizes, "OVERLAP": True}
     down = compiled("quantized_experts", "_down_kernel", types, down, **options)
-    assert max(map(spilled, (gate_up, down))) <= 64, (kind, few)
+    assert max(map(spilled, (gate_up, down))) <= 64, (kind, block)
 types = dict.fromkeys(("x", "bias", "stream", "norm", "out", "scaled"), BF16) | packed
-types |= dict.fromkeys(("squares", "factors", "sums", "partial"), F32)
+types |= dict.fromkeys(("squares", "scales", "zeros", "factors", "squared", "partial"), F32)
 types |= {"arrivals": "*i32", "eps": "fp32"}
 for rows, blocks, flags in (
     (16, 32, {"ADDS": True, "SPLITS": 4}),
     (64, 32, {"SCALED": True, "GATED": True}),
     (128, 1, {"BIAS": True}),
 ):
-    sizes = {"HIGH": 128 if blocks > 1 else 1, "WIDE": 4096 // blocks, "BLOCKS": blocks}
+    sizes = {"W": packing("fp8", 128 if blocks > 1 else 1, 4096 // blocks, blocks)}
     sizes |= {"ROWS": rows, "LINES": 64, "DEPTH": 128, "SPLITS": 1, "PARTS": 64, **FLAGS}
-    sizes["RUN"] = 128
     off = dict.fromkeys(("SCALED", "BIAS", "GATED", "ADDS"), False)
     compiled("quantized_product", "_product", types, {**sizes, **off, **flags}, num_stages=4)
 import torch
@@ -236,23 +245,25 @@ for kind, rows, programs in (
         programs, quantized_product.step_bytes(height, 128, x), room, processors=58
     )
     types |= dict.fromkeys(("x", "bias", "stream", "norm", "out", "scaled"), kind)
-    flags = {"HIGH": 128, "WIDE": 128, "ROWS": height, "GATED": True, "OVERLAP": False}
+    flags = {"W": packing("fp8", 128, 128, 1), "ROWS": height, "GATED": True, "OVERLAP": False}
     needed = compiled(
         "quantized_product", "_product", types, {**sizes, **off, **flags}, ADA, num_stages=stages
     ).metadata.shared
     assert needed <= ROOM, (kind, rows, stages, needed)
-types = dict.fromkeys(("order", "blocks", "count"), "*i32") | {"scales": F32, "numbers": "*i16"}
+types = dict.fromkeys(("order", "blocks", "count"), "*i32") | {"by_row": F32, "numbers": "*i16"}
 for packed, kind, block in (
     *(("fp8", BF16, 32), ("fp8", BF16, 64), ("fp8", F32, 16)),
     *(("mxfp4", BF16, 32), ("mxfp4", BF16, 64), ("mxfp4", F32, 16)),
 ):
-    tiling, mxfp4 = quantized_experts.TILINGS[packed, block <= 32], packed == "mxfp4"
+    tiling, mxfp4 = quantized_experts.TILINGS[packed][block > 32], packed == "mxfp4"
     x = torch.empty(0, dtype=kinds[kind])
-    stages = quantized_experts.stages_for(tiling, packed, block, x)
-    types |= dict.fromkeys(("x", "bias", "out"), kind) | {"factors": "*u8" if mxfp4 else F32}
+    stages = quantized_experts.stages_for(tiling, 4 if mxfp4 else 8, block, x)
+    types |= dict.fromkeys(("x", "bias", "out"), kind)
+    types |= dict.fromkeys(("scales", "zeros", "factors"), "*u8" if mxfp4 else F32)
     flags = {"COLUMNS": 768, "DEPTH": 2880 if mxfp4 else 2048, "BLOCK_M": block}
-    flags |= {"BLOCK_N": tiling.lines, "BLOCK_K": tiling.depth, "MXFP4": mxfp4, "RUN": 64}
-    flags |= {"HIGH": 1, "WIDE": 32 if mxfp4 else 2048, "BIAS": mxfp4, **gates, "GELU": False}
+    flags |= {"BLOCK_N": tiling.lines, "BLOCK_K": tiling.depth}
+    of_blocks = (1, 32, 96, 64) if mxfp4 else (1, 2048, 1)
+    flags |= {"W": packing(packed, *of_blocks), "BIAS": mxfp4, **gates, "GELU": False}
     needed = compiled(
         "quantized_experts", "_gate_up_kernel", types, flags, ADA, num_stages=stages
     ).metadata.shared

@@ -20,27 +20,27 @@ from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Epilogue
 from peagle.ops.products.quantized_activations import QuantizedActivations
 from peagle.ops.quantized_activations import E4M3, quantize
-from peagle.ops.weight import Fp8Weight, Mxfp4Weight, QuantizedWeight, replace_weight
+from peagle.ops.weight import FP8, MXFP4, QuantizedWeight, replace_weight
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEPTHS = [128, 320, 192]
 
 
-def fp8_weight(*shape: int, block: tuple[int, int] | None) -> Fp8Weight:
+def fp8_weight(*shape: int, block: tuple[int, int] | None) -> QuantizedWeight:
     """Random numbers and scales; block: None for a scale each output."""
     *leading, outputs, depth = shape
     high, wide = block or (1, depth)
     numbers = torch.randn(shape).mul(30).to(torch.float8_e4m3fn)
     scales = torch.rand(*leading, -(-outputs // high), -(-depth // wide)) * 1e-3
-    return Fp8Weight.of(numbers, scales, (high, wide))
+    return QuantizedWeight.of(FP8, numbers.view(torch.uint8), scales, (high, wide))
 
 
-def mxfp4_weight(*shape: int) -> Mxfp4Weight:
+def mxfp4_weight(*shape: int) -> QuantizedWeight:
     """Random numbers, with powers of two from 2**-15 on."""
     *leading, outputs, depth = shape
     blocks = torch.randint(0, 256, (*leading, outputs, depth // 32, 16), dtype=torch.uint8)
     scales = torch.randint(112, 127, (*leading, outputs, depth // 32), dtype=torch.uint8)
-    return Mxfp4Weight.of(blocks, scales)
+    return QuantizedWeight.of(MXFP4, blocks.flatten(-2), scales, (1, 32))
 
 
 @pytest.mark.parametrize("rows", [1, 8, 33, 130])
@@ -141,7 +141,7 @@ def test_rounded_activations_lie_in_the_order_of_a_weights_numbers(group: int):
     repeated = rounded.scales.repeat_interleave(group, 1)
     found = (rounded.numbers.float() * repeated) @ weight.numbers.view(E4M3).float().T
     wanted = x @ weight.dense().T
-    error = (found[:20] * weight.factors.T - wanted).norm() / wanted.norm()
+    error = (found[:20] * weight.scales.T - wanted).norm() / wanted.norm()
     assert error < 0.05
 
 
@@ -158,7 +158,7 @@ def test_a_product_of_rounded_activations(
     run = layer.weight.run
     rounded = quantize(given.x, 128 if block else 4096, run)
     inputs = rounded.numbers.float() * rounded.scales.repeat_interleave(128 if block else 4096, 1)
-    ordered = Fp8Weight.ordered(layer.weight.dense(), run)
+    ordered = FP8.ordered(layer.weight.dense(), run)
     wanted = (inputs @ ordered.T)[:rows]
     found = kernel.linear(given, layer)
     torch.testing.assert_close(found, wanted.bfloat16(), atol=5e-3, rtol=2e-2)

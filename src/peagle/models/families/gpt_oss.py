@@ -1,8 +1,7 @@
 """GPT-OSS: sinks, windows in some layers, and experts that files hold together, often in MXFP4."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -11,10 +10,12 @@ from peagle.errors import InputError
 from peagle.models.families import config, tensors
 from peagle.models.families.config import Values
 from peagle.models.families.tensors import Place
+from peagle.models.formats.layout import PackedRule
+from peagle.models.formats.mxfp4 import Mxfp4
 from peagle.models.spec import ClampedSwiGLU, DecoderSpec, ExpertsSpec, LayerSpec
 from peagle.models.weights import Shape, TensorRule
 from peagle.ops.moe import ALPHA
-from peagle.ops.weight import Mxfp4Weight, Weight, dense
+from peagle.ops.weight import QuantizedWeight, Weight, dense
 
 MODEL_TYPE = "gpt_oss"
 ARCHITECTURE = "GptOssForCausalLM"
@@ -100,28 +101,28 @@ class ExpertRule(TensorRule):
 
     def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
         value = theirs[0].to(dtype=dtype)
-        return self._sorted(value.mT if value.ndim == 3 else value)
+        return self.sorted(value.mT if value.ndim == 3 else value)
 
     def split(self, ours: Weight) -> Sequence[Tensor]:
-        value = self._unsorted(dense(ours))
+        value = self.unsorted(dense(ours))
         return (value.mT if value.ndim == 3 else value,)
 
     def as_written(self, ours: Weight) -> TensorRule:
         """The rule for a weight that is in MXFP4, or is not."""
-        return self.packed() if isinstance(ours, Mxfp4Weight) else self
+        return self.packed() if isinstance(ours, QuantizedWeight) else self
 
-    def packed(self) -> "PackedRule":
+    def packed(self) -> "PackedExpertRule":
         """The rule for the same weight in MXFP4."""
-        names = (f"{self.theirs[0]}_blocks", f"{self.theirs[0]}_scales")
-        return PackedRule(self.ours, names, self.sizes, alternating=self.alternating)
+        names = tuple(self.theirs[0] + end for end in Mxfp4().ends)
+        return PackedExpertRule(self.ours, names, self.sizes, layout=Mxfp4(), rule=self)
 
-    def _unsorted(self, value: Tensor) -> Tensor:
+    def unsorted(self, value: Tensor) -> Tensor:
         """Outputs [experts, outputs, ...] in theirs."""
         if not self.alternating:
             return value
         return value.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
 
-    def _sorted(self, value: Tensor) -> Tensor:
+    def sorted(self, value: Tensor) -> Tensor:
         """Outputs [experts, outputs, ...] in our order."""
         if self.alternating:
             value = value.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
@@ -129,35 +130,13 @@ class ExpertRule(TensorRule):
 
 
 @dataclass(frozen=True)
-class PackedRule(ExpertRule):
-    """The same weight in MXFP4: blocks and their scales, outputs before inputs."""
+class PackedExpertRule(PackedRule):
+    """The same weight in MXFP4: outputs before inputs."""
 
-    def shapes(self, ours: Shape) -> dict[str, Shape]:
-        experts, outputs, inputs = ours
-        if inputs % Mxfp4Weight.block:
-            raise InputError(
-                f"{self.theirs[0]} has {inputs} inputs by config.json; MXFP4 packs them in whole "
-                f"blocks of {Mxfp4Weight.block}"
-            )
-        scales = (experts, outputs, inputs // Mxfp4Weight.block)
-        blocks, names = (*scales, Mxfp4Weight.block // 2), self.theirs
-        return dict(zip(names, (blocks, scales), strict=True))
-
-    def unfit(self, name: str, tensor: Tensor, expected: Shape) -> str | None:
-        if tensor.dtype != torch.uint8:
-            return f"{name} is {tensor.dtype}; MXFP4 weights are bytes"
-        return super().unfit(name, tensor, expected)
-
-    def nbytes(self, ours: Shape, dtype: torch.dtype) -> int:
-        return math.prod(ours) // 2 + math.prod(ours) // Mxfp4Weight.block
+    rule: ExpertRule = field(kw_only=True)
 
     def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
-        blocks, scales = map(self._sorted, theirs)
-        try:
-            return Mxfp4Weight.of(blocks, scales)
-        except InputError as error:
-            raise InputError(f"{self.theirs[1]}: {error}") from None
+        return super().join([self.rule.sorted(part) for part in theirs], ours, dtype)
 
     def split(self, ours: Weight) -> Sequence[Tensor]:
-        assert isinstance(ours, Mxfp4Weight)
-        return [*map(self._unsorted, ours.blocks())]
+        return [self.rule.unsorted(part) for part in super().split(ours)]

@@ -7,7 +7,7 @@ from peagle.ops.products.cublas import CuBLAS
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Product
 from peagle.ops.triton import has_kernels, kernels
-from peagle.ops.weight import Fp8Weight, Weight
+from peagle.ops.weight import QuantizedWeight, Weight
 
 
 class BatchInvariant(CuBLAS):
@@ -20,7 +20,7 @@ class BatchInvariant(CuBLAS):
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         weight = layer.weight
-        if isinstance(weight, Fp8Weight):
+        if isinstance(weight, QuantizedWeight):
             fast = kernels("quantized_product")
             return fast.linear(x.x, None, x.eps, weight, layer.bias)
         return kernels("batch_invariant").linear(x.x, weight, layer.bias)
@@ -31,6 +31,6 @@ class BatchInvariant(CuBLAS):
 
 def covers(weight: Weight) -> bool:
     """Whether such a kernel multiplies a weight where it is."""
-    if isinstance(weight, Fp8Weight):
+    if isinstance(weight, QuantizedWeight):
         return kernels("quantized_product").takes(weight, weight.device)
     return isinstance(weight, Tensor)

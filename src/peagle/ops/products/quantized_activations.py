@@ -11,7 +11,7 @@ from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Product
 from peagle.ops.quantized_activations import quantize
 from peagle.ops.triton import on_hopper
-from peagle.ops.weight import Fp8Weight
+from peagle.ops.weight import FP8, QuantizedWeight
 
 BLOCK = 128
 """Inputs, and outputs, of the blocks that cuBLAS scales."""
@@ -26,7 +26,7 @@ class QuantizedActivations(CuBLAS):
 
     def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
         weight = layer.weight
-        if not isinstance(weight, Fp8Weight) or product.rows <= MOST_EXACT:
+        if not isinstance(weight, QuantizedWeight) or product.rows <= MOST_EXACT:
             return False
         if not weight.dynamic_activations or x.squares is not None or not covers(weight):
             return False
@@ -34,7 +34,7 @@ class QuantizedActivations(CuBLAS):
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         weight, rows = layer.weight, len(x.x)
-        assert isinstance(weight, Fp8Weight)
+        assert isinstance(weight, QuantizedWeight)
         blocks = weight.block[0] > 1
         inputs = quantize(x.x, BLOCK if blocks else x.x.shape[1], weight.run)
         recipes = (
@@ -47,16 +47,16 @@ class QuantizedActivations(CuBLAS):
             weight.numbers.view(inputs.numbers.dtype).T,
             inputs.scales,
             recipes[0],
-            weight.factors.T,
+            weight.scales.T,
             recipes[1],
             output_dtype=x.x.dtype,
         )[:rows]
         return product if layer.bias is None else product + layer.bias
 
 
-def covers(weight: Fp8Weight) -> bool:
+def covers(weight: QuantizedWeight) -> bool:
     """Whether cuBLAS multiplies such blocks."""
     outputs, depth = weight.shape
-    if outputs % 16 or depth % weight.run:
+    if weight.format != FP8 or outputs % 16 or depth % weight.run:
         return False
     return weight.block == (1, depth) or (weight.block == (BLOCK, BLOCK) and depth % STEP == 0)

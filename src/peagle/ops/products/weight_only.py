@@ -1,4 +1,4 @@
-"""Products with weights in FP8 on a GPU, which are read as they are and widened in registers."""
+"""Products with packed weights on a GPU, which are read as they are and widened in registers."""
 
 from torch import Tensor
 
@@ -8,15 +8,15 @@ from peagle.ops.products.cublas import CuBLAS
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Product
 from peagle.ops.triton import has_kernels, kernels
-from peagle.ops.weight import Fp8Weight
+from peagle.ops.weight import QuantizedWeight
 
 
 class WeightOnly(CuBLAS):
-    """W8A16: FP8 weights, inputs in 16 bits."""
+    """Weights of few bits, inputs in 16."""
 
     def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
         weight = layer.weight
-        if not isinstance(weight, Fp8Weight) or not has_kernels(x.x):
+        if not isinstance(weight, QuantizedWeight) or not has_kernels(x.x):
             return False
         return kernels("quantized_product").takes(weight, weight.device)
 

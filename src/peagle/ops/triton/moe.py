@@ -23,7 +23,7 @@ from peagle.ops.triton.launch import announce, begin, overlap, wait
 from peagle.ops.triton.residual import warps_of_norm
 from peagle.ops.triton.routing import Router, route
 from peagle.ops.triton.swiglu import clamped_swiglu, gated
-from peagle.ops.weight import Weight, dense
+from peagle.ops.weight import QuantizedWeight, Weight, dense
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _outputs(
     pairs, (experts, hidden, inner) = len(x.x) * router.top_k, down.shape
     tiles = tiles_for(0.0 if router.batch_invariant else pairs / experts, x.x.dtype)
     activated, outputs = x.x.new_empty(pairs, inner), x.x.new_empty(pairs, hidden)
-    if isinstance(gate_up, packed.Packed) and isinstance(down, packed.Packed):
+    if isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight):
         routing = route(routed, router, min(tiles.block, packed.LARGEST_BLOCK))
         packed.gate_up(x.x, routing.scales, gate_up, routing, clamped, gelu, activated)
         packed.down(activated, down, routing, clamped, outputs)

@@ -1,10 +1,10 @@
-"""Products with weights in FP8 of inputs in 16 bits, with what is around them in the same launch.
+"""Products with packed weights of inputs in 16 bits, with what is around them in the same launch.
 
 The weight is the left operand, so that a tile is [lines, rows]: a tensor core's instruction wants
 16 or 64 lines of its left operand and as few as 8 of its right one, and the left one may come from
-registers, where the numbers are widened. Scales multiply float32 sums of one block of the depth
-each. How the depth is divided follows from the weight alone, so that a row's sums do not depend on
-the number of rows. A tile of gates has as many lines of what they gate behind them.
+registers, where the numbers are widened (`packed_sums`). How the depth is divided follows from the
+weight alone, so that a row's sums do not depend on the number of rows. A tile of gates has as many
+lines of what they gate behind them.
 """
 
 import functools
@@ -27,9 +27,9 @@ from peagle.ops.triton.launch import (
     shared_memory,
     wait,
 )
+from peagle.ops.triton.packed_sums import Packing, factored, first_inputs, operands, sums, words
 from peagle.ops.triton.tiles import padded
-from peagle.ops.triton.widening import e4m3
-from peagle.ops.weight import Fp8Weight
+from peagle.ops.weight import FP8, QuantizedWeight
 
 LINES, DEPTH = 64, 128
 """Of the weight, that a program reads in a step."""
@@ -63,10 +63,14 @@ class Addition:
     """[tiles, rows] the sum's squares, of each tile of outputs"""
 
 
-def takes(weight: Fp8Weight, device: torch.device) -> bool:
+def takes(weight: QuantizedWeight, device: torch.device) -> bool:
     """Whether the kernel covers a weight's blocks, and the GPU has its instructions."""
+    if weight.format.bits == 4:
+        return True
     wide, depth, run = weight.block[1], weight.shape[-1], weight.run
-    return depth % run == 0 and (wide >= depth or wide % run == 0) and able(device)
+    if depth % run or not (wide >= depth or wide % run == 0) or weight.zeros is not None:
+        return False
+    return weight.format != FP8 or able(device)
 
 
 @functools.cache
@@ -80,7 +84,7 @@ def able(device: torch.device) -> bool:
 
 
 def linear(
-    x: Tensor, squares: Tensor | None, eps: float, weight: Fp8Weight, bias: Tensor | None
+    x: Tensor, squares: Tensor | None, eps: float, weight: QuantizedWeight, bias: Tensor | None
 ) -> Tensor:
     """`(x / rms) @ weight.T + bias`; squares: the parts of the sum of squares, None for no rms."""
     out = x.new_empty(len(x), len(weight))
@@ -88,7 +92,7 @@ def linear(
     return out
 
 
-def gated(x: Tensor, squares: Tensor | None, eps: float, weight: Fp8Weight) -> Tensor:
+def gated(x: Tensor, squares: Tensor | None, eps: float, weight: QuantizedWeight) -> Tensor:
     """silu(gate) * up of the two halves of a product: [rows, len(weight) / 2]."""
     out = x.new_empty(len(x), len(weight) // 2)
     _launch(Epilogue.GATE, x, squares, eps, weight, None, out)
@@ -96,7 +100,7 @@ def gated(x: Tensor, squares: Tensor | None, eps: float, weight: Fp8Weight) -> T
 
 
 def add(
-    x: Tensor, weight: Fp8Weight, bias: Tensor | None, stream: Tensor, norm: Tensor
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, stream: Tensor, norm: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`stream + x @ weight.T + bias`, that times norm, and the parts of its squares."""
     out, scaled = torch.empty_like(stream), torch.empty_like(stream)
@@ -105,6 +109,14 @@ def add(
     addition = Addition(stream, norm, scaled, squares)
     _launch(Epilogue.ADD, x, None, 0.0, weight, bias, out, addition)
     return out, scaled, squares
+
+
+def step_of(weight: QuantizedWeight, most: int) -> int:
+    """Inputs of a step of the depth, at most so many; where sums are scaled, of one block."""
+    if weight.format.bits == 4:
+        return most
+    wide = weight.block[1]
+    return most if wide >= weight.shape[-1] else math.gcd(most, wide)
 
 
 def splits_of(lines: int, depth: int, processors: int) -> int:
@@ -160,14 +172,13 @@ def _launch(
     x: Tensor,
     squares: Tensor | None,
     eps: float,
-    weight: Fp8Weight,
+    weight: QuantizedWeight,
     bias: Tensor | None,
     out: Tensor,
     addition: Addition | None = None,
 ) -> None:
     (rows, depth), outputs = x.shape, out.shape[1]
-    high, wide = weight.block
-    step = DEPTH if wide >= depth else math.gcd(DEPTH, wide)
+    step = step_of(weight, DEPTH)
     splits = splits_of(len(weight), depth, multiprocessors(x))
     height = height_for(rows, step, x)
     tiles, across = triton.cdiv(len(weight), LINES), triton.cdiv(rows, height)
@@ -177,18 +188,17 @@ def _launch(
         partial = torch.empty(size, dtype=torch.float32, device=x.device)
         arrivals = counters(x.device, tiles * across)
     room, processors = room_of(x, LINES * step), multiprocessors(x)
-    stream, norm, scaled, sums = (out,) * 4 if addition is None else vars(addition).values()
+    stream, norm, scaled, squared = (out,) * 4 if addition is None else vars(addition).values()
     _product[(tiles, across, splits)](
         x,
         out if squares is None else squares,
-        weight.numbers.view(torch.int16),
-        weight.factors,
+        *operands(weight),
         out if bias is None else bias,
         stream,
         norm,
         out,
         scaled,
-        sums,
+        squared,
         partial,
         arrivals,
         rows,
@@ -197,13 +207,10 @@ def _launch(
         0 if squares is None else len(squares),
         0 if squares is None else squares.shape[1],
         eps,
-        HIGH=high,
-        WIDE=wide,
-        BLOCKS=triton.cdiv(depth, wide),
+        W=Packing.of(weight),
         ROWS=height,
         LINES=LINES,
         DEPTH=step,
-        RUN=weight.run,
         SPLITS=splits,
         PARTS=1 if squares is None else triton.next_power_of_2(len(squares)),
         SCALED=squares is not None,
@@ -216,49 +223,6 @@ def _launch(
             tiles * across * splits, step_bytes(height, step, x), room, processors
         ),
     )
-
-
-@triton.jit
-def _sums(
-    x_at,
-    real,
-    codes,
-    factors,
-    line,
-    first,
-    past,
-    depth,
-    HIGH: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr,
-    LINES: tl.constexpr,
-    DEPTH: tl.constexpr,
-    RUN: tl.constexpr,
-):
-    """The product of some lines of the weight and a range of the depth: [LINES, ROWS]."""
-    place = tl.arange(0, DEPTH // 2)  # of 16 bits, which have two numbers that are half a run apart
-    kind: tl.constexpr = x_at.dtype.element_ty
-    codes_at = codes + line[:, None] * (depth // 2) + place[None, :]
-    factors_at = factors + (line // HIGH) * BLOCKS
-    total = tl.zeros([LINES, ROWS], tl.float32)
-    factor = tl.load(factors_at + first // WIDE)
-    for k in range(first, past, DEPTH):
-        # a step ahead: unlike the rest it is not copied to shared memory beforehand
-        coming = tl.load(factors_at + tl.minimum(k + DEPTH, past - 1) // WIDE)
-        inside = place < (past - k) // 2
-        found = tl.load(
-            codes_at + k // 2, mask=inside[None, :], other=0, eviction_policy="evict_first"
-        )
-        mask = inside[:, None] & real[None, :]
-        a = tl.load(x_at + k, mask=mask, other=0.0)
-        b = tl.load(x_at + k + RUN // 2, mask=mask, other=0.0)
-        lower, upper = e4m3(found, kind)
-        part = tl.dot(lower, a, input_precision="ieee")
-        part = tl.dot(upper, b, part, input_precision="ieee")
-        total += part * factor[:, None]
-        factor = coming
-    return total
 
 
 @triton.jit
@@ -279,14 +243,16 @@ def halves(tile):
 def _product(
     x,
     squares,
-    codes,
+    numbers,
+    scales,
+    zeros,
     factors,
     bias,
     stream,
     norm,
     out,
     scaled,
-    sums,
+    squared,
     partial,
     arrivals,
     rows,
@@ -295,13 +261,10 @@ def _product(
     parts,
     held,
     eps,
-    HIGH: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    W: tl.constexpr,
     ROWS: tl.constexpr,
     LINES: tl.constexpr,
     DEPTH: tl.constexpr,
-    RUN: tl.constexpr,
     SPLITS: tl.constexpr,
     PARTS: tl.constexpr,
     SCALED: tl.constexpr,
@@ -321,20 +284,17 @@ def _product(
         line = gate_lines(tile, outputs, LINES)
     else:
         line = tl.minimum(column, outputs - 1).to(tl.int64)
-    place = tl.arange(0, DEPTH // 2)
     x_at = x + row.to(tl.int64)[None, :] * depth
-    x_at += (place // (RUN // 2) * RUN + place % (RUN // 2))[:, None]
+    x_at += first_inputs(W, DEPTH)[:, None]
     share = tl.cdiv(tl.cdiv(depth, DEPTH), SPLITS) * DEPTH
     first = split * share
     past = tl.minimum(first + share, depth)
     if OVERLAP:
         ahead = tl.minimum(first + tl.arange(0, AHEAD) * DEPTH, tl.maximum(past - DEPTH, 0))
-        prefetch(codes + line[:, None] * (depth // 2) + ahead[None, :] // 2)
+        ahead = ahead[None, :] // W.together
+        prefetch(numbers + line[:, None] * words(depth, W) + ahead)
     wait(OVERLAP)
-    total = _sums(
-        x_at, real, codes, factors, line, first, past, depth, HIGH, WIDE, BLOCKS, ROWS, LINES,
-        DEPTH, RUN,
-    )  # fmt: skip
+    total = sums(x_at, real, numbers, scales, zeros, line, first, past, depth, W, "evict_first")
     if SPLITS > 1:
         size: tl.constexpr = LINES * ROWS
         place = tl.arange(0, LINES)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
@@ -349,6 +309,7 @@ def _product(
         total = tl.zeros([LINES, ROWS], tl.float32)
         for other in tl.static_range(SPLITS):
             total += tl.load(at + other * size, cache_modifier=".cg")
+    total = factored(total, factors, line, W)
     if SCALED:
         part = tl.arange(0, PARTS)
         at = squares + part[:, None] * held + row[None, :]
@@ -373,4 +334,4 @@ def _product(
         stored = tl.where(keep, y.to(tl.float32), 0.0)
         factor = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
         tl.store(scaled + place, (stored * factor[:, None]).to(kind), mask=keep)
-        tl.store(sums + tile * ROWS + tl.arange(0, ROWS), tl.sum(stored * stored, 0))
+        tl.store(squared + tile * ROWS + tl.arange(0, ROWS), tl.sum(stored * stored, 0))

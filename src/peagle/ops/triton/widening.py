@@ -1,4 +1,4 @@
-"""Numbers of 8 and 4 bits in registers as bfloat16, which holds both formats exactly.
+"""Numbers of 8 and 4 bits in registers as bfloat16, which holds all formats exactly.
 
 Instructions that convert take 16 numbers a cycle and multiprocessor: memory brings them faster. So
 bits are moved instead, two numbers an instruction: exponent and mantissa to where bfloat16 has the
@@ -50,18 +50,18 @@ def e4m3(codes, kind: tl.constexpr):
 
 
 SHIFT = tl.constexpr(2.0**63)
-"""What powers of two are multiplied by for `e2m1`."""
+"""What scales are multiplied by for `e2m1`."""
 
 
 @triton.jit
-def e2m1(codes, first, last, kind: tl.constexpr):
-    """The four E2M1 numbers of each 16 bits, as `Mxfp4Weight` orders them, times powers of two.
+def e2m1(codes, one, two, three, four, kind: tl.constexpr):
+    """The four E2M1 numbers of each 16 bits, as `FP4` orders them, times a scale each.
 
-    first: the powers of the first two times `SHIFT`, see `powers`; last: of the others. A number's
-    bits, s and eem, are at 15 and at 8 to 6 where bfloat16 has them: there for the first, three
-    bits to the right for the second, six for the third; the fourth has the bits that are left. As
-    they lie numbers are too small by 2 to the power of 126, too much for one factor: what is left
-    of it is for `unshifted`.
+    Scales come multiplied by `SHIFT`, see `powers` and `scales_e4m3`. A number's bits, s and eem,
+    are at 15 and at 8 to 6 where bfloat16 has them: there for the first, three bits to the right
+    for the second, six for the third; the fourth has the bits that are left. As they lie numbers
+    are too small by 2 to the power of 126, too much for one factor: what is left of it is for
+    `unshifted`.
     """
     if kind == tl.bfloat16:
         return tl.inline_asm_elementwise(
@@ -73,21 +73,21 @@ def e2m1(codes, first, last, kind: tl.constexpr):
             fma.rn.bf16x2 $0, bits, $5, zero;
             shl.b32 bits, $4, 3;
             and.b32 bits, bits, 0x81C081C0;
-            fma.rn.bf16x2 $1, bits, $5, zero;
+            fma.rn.bf16x2 $1, bits, $6, zero;
             shl.b32 bits, $4, 6;
             and.b32 bits, bits, 0x81C081C0;
-            fma.rn.bf16x2 $2, bits, $6, zero;
+            fma.rn.bf16x2 $2, bits, $7, zero;
             shl.b32 bits, $4, 1;
             and.b32 bits, bits, 0x80008000;
             shr.u32 rest, $4, 3;
             lop3.b32 bits, rest, 0x01800180, bits, 0xEA;
             shr.u32 rest, $4, 7;
             lop3.b32 bits, rest, 0x00400040, bits, 0xEA;
-            fma.rn.bf16x2 $3, bits, $6, zero;
+            fma.rn.bf16x2 $3, bits, $8, zero;
             }
             """,
-            "=r,=r,=r,=r,r,r,r",
-            [codes, first, last],
+            "=r,=r,=r,=r,r,r,r,r,r",
+            [codes, one, two, three, four],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=2,
@@ -96,10 +96,10 @@ def e2m1(codes, first, last, kind: tl.constexpr):
         bits = codes.to(tl.int32) & 0xFFFF
         fourth = (bits << 1) & 0x8000 | (bits >> 3) & 0x0180 | (bits >> 7) & 0x0040
         return (
-            _number(bits, first, kind),
-            _number(bits << 3, first, kind),
-            _number(bits << 6, last, kind),
-            _number(fourth, last, kind),
+            _number(bits, one, kind),
+            _number(bits << 3, two, kind),
+            _number(bits << 6, three, kind),
+            _number(fourth, four, kind),
         )
 
 
@@ -115,6 +115,75 @@ def powers(exponents, kind: tl.constexpr):
     """Two to the power of E8M0 bytes, which are exponents + 127, times `SHIFT`."""
     found = ((exponents.to(tl.int32) + 63) << 23).to(tl.float32, bitcast=True)
     return found.to(tl.bfloat16) if kind == tl.bfloat16 else found
+
+
+@triton.jit
+def scales_e4m3(codes, kind: tl.constexpr):
+    """E4M3 bytes without signs as numbers, times `SHIFT`."""
+    # float32 with the same exponent and mantissa is too small by the difference of the biases
+    bits = (codes.to(tl.int32) << 20).to(tl.float32, bitcast=True)
+    found = bits * (2.0**120) * SHIFT
+    return found.to(tl.bfloat16) if kind == tl.bfloat16 else found
+
+
+@triton.jit
+def integers8(codes, kind: tl.constexpr):
+    """The lower and the upper signed byte of each 16 bits, in a dtype."""
+    # bfloat16 from 128 on has steps of 1: the lower seven bits of a byte are its mantissa, and the
+    # sign, in the lowest bit of the exponent, makes 256 of the 128 that is subtracted
+    if kind == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 bits, sign, one;
+            mov.b32 one, 0xBF80BF80;
+            and.b32 bits, $2, 0x007F007F;
+            or.b32 bits, bits, 0x43004300;
+            and.b32 sign, $2, 0x00800080;
+            or.b32 sign, sign, 0x43004300;
+            fma.rn.bf16x2 $0, sign, one, bits;
+            shr.u32 sign, $2, 8;
+            and.b32 bits, sign, 0x007F007F;
+            or.b32 bits, bits, 0x43004300;
+            and.b32 sign, sign, 0x00800080;
+            or.b32 sign, sign, 0x43004300;
+            fma.rn.bf16x2 $1, sign, one, bits;
+            }
+            """,
+            "=r,=r,r",
+            [codes],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    else:  # noqa: RET505 (as above)
+        lower, upper = (codes & 0xFF).to(tl.int8), ((codes >> 8) & 0xFF).to(tl.int8)
+        return lower.to(kind), upper.to(kind)
+
+
+@triton.jit
+def integers4(codes, zero, kind: tl.constexpr):
+    """The lowest four bits of each 16 less `zero`, in a dtype. zero: as codes, or [lines, 1]."""
+    if kind == tl.bfloat16:
+        # as for eight bits: 128 + code, less 128 + zero
+        less = (-128.0 - zero).to(tl.bfloat16).broadcast_to(codes.shape)
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 bits, one;
+            mov.b32 one, 0x3F803F80;
+            lop3.b32 bits, $1, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 $0, bits, one, $2;
+            }
+            """,
+            "=r,r,r",
+            [codes, less],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:  # noqa: RET505 (as above)
+        return ((codes & 15).to(tl.float32) - zero).to(kind)
 
 
 @triton.jit

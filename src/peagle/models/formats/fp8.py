@@ -1,0 +1,82 @@
+"""Weights in FP8: E4M3 numbers, and beside each the scales that they share."""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from peagle.models.formats.layout import Layout, Part, without_ones
+from peagle.models.weights import Shape
+from peagle.ops.weight import E4M3, FP8
+
+
+@dataclass(frozen=True)
+class Fp8(Layout):
+    """Numbers under the weight's own name, scales under one of some others."""
+
+    label, format = "FP8", FP8
+    scales: tuple[str, ...] = ("weight_scale",)
+    """What the scales may be called, written as the first."""
+    strategy: str = "tensor"
+    """What shares a scale: a "tensor", a "channel", which is an output, or a "block". Files of one
+    of the first two are read as the other where their scales are those."""
+    blocks: tuple[int, int] = (1, 1)
+    """Outputs and inputs of a block, where blocks share scales."""
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return "weight", self.scales[0]
+
+    def stored(self, name: str, names: Container[str]) -> "Fp8 | None":
+        found = (scale for scale in self.scales if name + scale in names)
+        return next((replace(self, scales=(scale,)) for scale in found), None)
+
+    def shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        *leading, outputs, depth = shape
+        high, wide = self.blocks if self.strategy == "block" else (1, depth)
+        return shape, (*leading, -(-outputs // high), -(-depth // wide))
+
+    def unfit(self, end: str, tensor: Tensor, expected: Shape) -> str | None:
+        shape, same = list(tensor.shape), without_ones(tensor.shape) == without_ones(expected)
+        if end == "weight":
+            if tensor.dtype != E4M3:
+                return f"is {tensor.dtype} and has scales, which belong to {E4M3}"
+            same = shape == list(expected)
+        elif not tensor.is_floating_point():
+            return f"is {tensor.dtype}; scales are floating-point numbers"
+        if same:
+            return None
+        problem = f"has shape {shape}, expected {list(expected)}"
+        if end == "weight" or self.strategy == "block":
+            return problem
+        return None if tensor.numel() == 1 else f"{problem} or one number"
+
+    def block(self, depth: int, sizes: Sequence[int]) -> tuple[int, int]:
+        """Theirs, or one for each output where parts end within a block."""
+        if self.strategy != "block":
+            return 1, depth
+        high, wide = self.blocks
+        return (1 if any(size % high for size in sizes) else high), wide
+
+    def read(self, tensors: Sequence[Tensor], block: tuple[int, int]) -> Part:
+        numbers, scales = tensors
+        return Part(numbers.view(torch.uint8), self._spread(scales.float(), len(numbers), block[0]))
+
+    def written(self, part: Part, block: tuple[int, int]) -> Sequence[Tensor]:
+        return part.packed.view(E4M3), self._own(part.scales, block[0])
+
+    def _spread(self, scales: Tensor, outputs: int, high: int) -> Tensor:
+        """A part's scales: [blocks of `high` outputs, blocks of inputs]."""
+        if self.strategy != "block":
+            return scales.reshape(-1, 1).expand(outputs, 1)
+        tall = self.blocks[0]
+        scales = scales.view(-(-outputs // tall), -1)
+        return scales if high == tall else scales.repeat_interleave(tall, 0)[:outputs]
+
+    def _own(self, scales: Tensor, high: int) -> Tensor:
+        """The inverse of `_spread`: of scales that it repeated the first."""
+        if self.strategy == "block":
+            return scales[:: self.blocks[0] // high]
+        shared = self.strategy == "tensor" and bool((scales == scales[0]).all())
+        return scales[:1] if shared else scales

@@ -1,0 +1,168 @@
+"""What every layout has, and the rule that reads and writes a weight by one."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from peagle.errors import InputError
+from peagle.models.weights import Shape, TensorRule
+from peagle.ops.weight import Format, QuantizedWeight, Weight
+
+
+@dataclass(frozen=True)
+class Part:
+    """What `QuantizedWeight.of` takes, of some of the outputs."""
+
+    packed: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+    factors: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Layout(ABC):
+    """How a file holds weights of a format: a weight X in tensors that are called X and an end."""
+
+    label: ClassVar[str]
+    """The format's name in messages."""
+    format: ClassVar[Format]
+    divided: ClassVar[bool] = False
+    """Whether a file's factors divide scales."""
+    dynamic_activations: bool = field(default=False, kw_only=True)
+    """Whether it was made for inputs that are rounded to FP8 too, with scales found as they come:
+    one for each row and block of inputs, or for each row."""
+
+    @property
+    @abstractmethod
+    def ends(self) -> tuple[str, ...]:
+        """Ends of the tensors' names: numbers, scales, and the rest."""
+
+    @abstractmethod
+    def stored(self, name: str, names: Container[str]) -> Self | None:
+        """This layout, or the like of it that a weight `name` has in a file; None: neither."""
+
+    @abstractmethod
+    def shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        """Shapes of the tensors of a weight. Raises `InputError` for one that it does not hold."""
+
+    @abstractmethod
+    def unfit(self, end: str, tensor: Tensor, expected: Shape) -> str | None:
+        """What is wrong with a tensor; None: nothing."""
+
+    @abstractmethod
+    def block(self, depth: int, sizes: Sequence[int]) -> tuple[int, int]:
+        """Outputs and inputs that share a scale, of a weight whose parts have so many outputs."""
+
+    @abstractmethod
+    def read(self, tensors: Sequence[Tensor], block: tuple[int, int]) -> Part:
+        """A weight's tensors as ours. Raises `InputError` for what is not supported."""
+
+    @abstractmethod
+    def written(self, part: Part, block: tuple[int, int]) -> Sequence[Tensor]:
+        """The inverse of `read`. Raises `InputError` where there is none."""
+
+    scale_bytes: ClassVar[int] = torch.float32.itemsize
+
+    def nbytes(self, shape: Shape, sizes: Sequence[int]) -> int:
+        """Bytes in memory of a weight whose parts have so many outputs."""
+        *leading, depth = shape
+        outputs, kind = math.prod(leading), self.format
+        high, wide = self.block(depth, sizes)
+        run = kind.run(depth, (high, wide))
+        numbers = outputs * -(-depth // run) * run * kind.bits // 8
+        return numbers + outputs // high * kind.columns(-(-depth // wide), wide) * self.scale_bytes
+
+
+@dataclass(frozen=True)
+class PackedRule(TensorRule):
+    """A weight of few bits: `theirs` are its parts' numbers, then the parts' scales, and so on.
+
+    Parts whose scales differ are joined as they are: nothing is quantized again.
+    """
+
+    layout: Layout = field(kw_only=True)
+
+    @classmethod
+    def of(cls, rule: TensorRule, layout: Layout) -> "PackedRule":
+        """The rule for the same weight in a layout."""
+        theirs = tuple(stem(name) + end for end in layout.ends for name in rule.theirs)
+        return cls(rule.ours, theirs, rule.sizes, rule.leading, layout=layout)
+
+    def by_part(self, items: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        """What there is for each of `theirs`, by part."""
+        parts = len(self.sizes)
+        return [items[part::parts] for part in range(parts)]
+
+    def shapes(self, ours: Shape) -> dict[str, Shape]:
+        try:
+            parts = [self.layout.shapes((size, *ours[self.leading :])) for size in self.sizes]
+        except InputError as error:
+            raise InputError(f"{self.theirs[0]} {error}") from None
+        shapes = [shape for of_end in zip(*parts, strict=True) for shape in of_end]
+        return dict(zip(self.theirs, shapes, strict=True))
+
+    def unfit(self, name: str, tensor: Tensor, expected: Shape) -> str | None:
+        end = self.layout.ends[self.theirs.index(name) // len(self.sizes)]
+        problem = self.layout.unfit(end, tensor, expected)
+        return None if problem is None else f"{name} {problem}"
+
+    def nbytes(self, ours: Shape, dtype: torch.dtype) -> int:
+        return self.layout.nbytes(ours, self.sizes)
+
+    def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
+        block = self.layout.block(ours[-1], self.sizes)
+        parts = []
+        scales = self.theirs[len(self.sizes) : 2 * len(self.sizes)]
+        for name, tensors in zip(scales, self.by_part(theirs), strict=True):
+            try:
+                parts.append(self.layout.read(tensors, block))
+                self.layout.format.refuse(parts[-1].scales)
+            except InputError as error:
+                raise InputError(f"{name}: {error}") from None
+        blocks = (*ours[:-2], -(-ours[-2] // block[0]), -1)
+        return QuantizedWeight.of(
+            self.layout.format,
+            torch.cat([part.packed for part in parts]).view(*ours[:-1], -1),
+            torch.cat([part.scales for part in parts]).view(blocks),
+            block,
+            _joined((part.zeros for part in parts), blocks),
+            _joined((part.factors for part in parts), ours[:-1]),
+            self.layout.divided,
+            self.layout.dynamic_activations,
+        )
+
+    def split(self, ours: Weight) -> Sequence[Tensor]:
+        assert isinstance(ours, QuantizedWeight)
+        high, columns = ours.block[0], -(-ours.shape[-1] // ours.block[1])
+        blocks = [size // high for size in self.sizes]
+        zeros = None if ours.zeros is None else self._apart(ours.zeros[..., :columns], blocks)
+        factors = None if ours.factors is None else self._apart(ours.factors, self.sizes)
+        numbers = self._apart(ours.packed(), self.sizes)
+        scales = self._apart(ours.scales[..., :columns], blocks)
+        none = [None] * len(blocks)
+        found = zip(numbers, scales, zeros or none, factors or none, strict=True)
+        written = [self.layout.written(Part(*part), ours.block) for part in found]
+        return [tensor for of_end in zip(*written, strict=True) for tensor in of_end]
+
+    def _apart(self, joined: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+        return joined.flatten(0, self.leading - 1).split(list(sizes))
+
+
+def stem(name: str) -> str:
+    """How the names begin of the tensors that a weight has in few bits."""
+    return name.removesuffix("weight")
+
+
+def without_ones(shape: Sequence[int]) -> list[int]:
+    """Files leave sizes of 1 out or put them in."""
+    return [size for size in shape if size != 1]
+
+
+def _joined(parts: Iterable[Tensor | None], shape: Shape) -> Tensor | None:
+    found = [part for part in parts if part is not None]
+    return torch.cat(found).view(shape) if found else None

@@ -1,0 +1,238 @@
+"""Sums of a packed weight's products, for whatever kernel: its numbers are widened in registers.
+
+16 bits have two numbers of eight bits or four of four, of inputs that are a half or a quarter of a
+run apart: a step of the depth is as many products as 16 bits have numbers. Scales of eight bits and
+of integers multiply float32 sums of one block each; those of E2M1 multiply its numbers. An output's
+factor and what follows are left to the kernel.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from peagle.ops.triton.widening import (
+    e2m1,
+    e4m3,
+    integers4,
+    integers8,
+    powers,
+    scales_e4m3,
+    unshifted,
+)
+from peagle.ops.weight import E4M3, QuantizedWeight
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What a kernel is compiled with for a weight, beside its sizes."""
+
+    kind: str
+    """The format's name."""
+    run: int
+    high: int
+    wide: int
+    """Outputs and inputs that share a scale."""
+    columns: int
+    """Scales that are kept of an output."""
+    zeros: bool
+    factors: bool
+    divided: bool
+    together: int
+    """Numbers in 16 bits."""
+
+    @classmethod
+    def of(cls, weight: QuantizedWeight) -> "Packing":
+        """A weight's."""
+        zeros, factors = weight.zeros is not None, weight.factors is not None
+        name, columns = weight.format.name, weight.scales.shape[-1]
+        has = zeros, factors, weight.divided
+        return cls(name, weight.run, *weight.block, columns, *has, 16 // weight.format.bits)
+
+
+def operands(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Numbers, scales, zero points and factors as kernels read them; scales in place of none."""
+    scales = weight.scales
+    if scales.dtype == E4M3:
+        scales = scales.view(torch.uint8)
+    zeros = scales if weight.zeros is None else weight.zeros
+    factors = scales if weight.factors is None else weight.factors
+    return weight.numbers.view(torch.int16), scales, zeros, factors
+
+
+@triton.jit
+def words(depth, W: tl.constexpr):
+    """How many 16 bits an output has."""
+    if W.together == 2:  # whole runs
+        return depth // 2
+    else:  # noqa: RET505 (Triton compiles one branch only, so there must be two)
+        return (depth + W.run - 1) // W.run * (W.run // 4)
+
+
+@triton.jit
+def first_inputs(W: tl.constexpr, STEP: tl.constexpr):
+    """The input that the first number is multiplied by, of each 16 bits of a step."""
+    apart: tl.constexpr = W.run // W.together
+    place = tl.arange(0, STEP // W.together)
+    return place // apart * W.run + place % apart
+
+
+@triton.jit
+def sums(
+    x_at,
+    real,
+    numbers,
+    scales,
+    zeros,
+    line,
+    first,
+    past,
+    depth,
+    W: tl.constexpr,
+    EVICTION: tl.constexpr,
+):
+    """Lines of the weight times rows, over a range of the depth: [lines, rows].
+
+    x_at: [`first_inputs`, rows] at a depth of 0; real: rows that are there; first: a multiple of a
+    step, and so is past unless the depth ends there.
+    """
+    if W.together == 2:
+        return _eight_bits(x_at, real, numbers, scales, line, first, past, depth, W, EVICTION)
+    elif W.kind == "int4":  # noqa: RET505 (as above)
+        return _integers(x_at, real, numbers, scales, zeros, line, first, past, depth, W, EVICTION)
+    else:
+        return _fp4(x_at, real, numbers, scales, line, first, past, depth, W, EVICTION)
+
+
+@triton.jit
+def _eight_bits(
+    x_at, real, numbers, scales, line, first, past, depth, W: tl.constexpr, EVICTION: tl.constexpr
+):
+    kind: tl.constexpr = x_at.dtype.element_ty
+    step: tl.constexpr = x_at.shape[0] * 2
+    place = tl.arange(0, step // 2)
+    numbers_at = numbers + line[:, None] * (depth // 2) + place[None, :]
+    scales_at = scales + (line // W.high) * W.columns
+    total = tl.zeros([line.shape[0], x_at.shape[1]], tl.float32)
+    scale = tl.load(scales_at + first // W.wide)
+    for k in range(first, past, step):
+        # a step ahead: unlike the rest it is not copied to shared memory beforehand
+        coming = tl.load(scales_at + tl.minimum(k + step, past - 1) // W.wide)
+        inside = place < (past - k) // 2
+        found = tl.load(
+            numbers_at + k // 2, mask=inside[None, :], other=0, eviction_policy=EVICTION
+        )
+        mask = inside[:, None] & real[None, :]
+        a = tl.load(x_at + k, mask=mask, other=0.0)
+        b = tl.load(x_at + k + W.run // 2, mask=mask, other=0.0)
+        if W.kind == "fp8":
+            lower, upper = e4m3(found, kind)
+        else:
+            lower, upper = integers8(found, kind)
+        part = tl.dot(lower, a, input_precision="ieee")
+        part = tl.dot(upper, b, part, input_precision="ieee")
+        total += part * scale[:, None].to(tl.float32)
+        scale = coming
+    return total
+
+
+@triton.jit
+def _fp4(
+    x_at, real, numbers, scales, line, first, past, depth, W: tl.constexpr, EVICTION: tl.constexpr
+):
+    kind: tl.constexpr = x_at.dtype.element_ty
+    step: tl.constexpr = x_at.shape[0] * 4
+    lines: tl.constexpr = line.shape[0]
+    total = tl.zeros([lines, x_at.shape[1]], tl.float32)
+    place, block = tl.arange(0, step // 4), tl.arange(0, step // W.wide)
+    at, width = place // 16 * W.run, words(past, W)
+    numbers_at = numbers + line[:, None] * words(depth, W) + place[None, :]
+    scales_at = scales + line[:, None] * W.columns + block[None, :]
+    for k in range(first, past, step):
+        inside = (place < width - k // 4)[None, :]
+        found = tl.load(numbers_at + k // 4, mask=inside, other=0, eviction_policy=EVICTION)
+        scale = tl.load(scales_at + k // W.wide)
+        if W.wide == 32:
+            one, three = powers(scale, kind).reshape(lines, step // 64, 2).split()
+            one, three = _repeated(one, 16), _repeated(three, 16)
+            two, four = one, three
+        else:
+            even, odd = scales_e4m3(scale, kind).reshape(lines, step // 64, 2, 2).split()
+            one, three = even.split()
+            two, four = odd.split()
+            one, two = _repeated(one, 16), _repeated(two, 16)
+            three, four = _repeated(three, 16), _repeated(four, 16)
+        one, two, three, four = e2m1(found, one, two, three, four, kind)
+        inside = (at < past - k)[:, None] & real[None, :]
+        a = tl.load(x_at + k, mask=inside, other=0.0)
+        total = tl.dot(one, a, total, input_precision="ieee")
+        if W.wide == 16:
+            inside = (at + 16 < past - k)[:, None] & real[None, :]
+        a = tl.load(x_at + k + 16, mask=inside, other=0.0)
+        total = tl.dot(two, a, total, input_precision="ieee")
+        inside = (at + 32 < past - k)[:, None] & real[None, :]
+        a = tl.load(x_at + k + 32, mask=inside, other=0.0)
+        total = tl.dot(three, a, total, input_precision="ieee")
+        if W.wide == 16:
+            inside = (at + 48 < past - k)[:, None] & real[None, :]
+        a = tl.load(x_at + k + 48, mask=inside, other=0.0)
+        total = tl.dot(four, a, total, input_precision="ieee")
+    return unshifted(total, kind)
+
+
+@triton.jit
+def _integers(
+    x_at,
+    real,
+    numbers,
+    scales,
+    zeros,
+    line,
+    first,
+    past,
+    depth,
+    W: tl.constexpr,
+    EVICTION: tl.constexpr,
+):
+    """A step is a run, whose quarters are of one group, two, or four."""
+    kind: tl.constexpr = x_at.dtype.element_ty
+    total = tl.zeros([line.shape[0], x_at.shape[1]], tl.float32)
+    place = tl.arange(0, W.run // 4)
+    numbers_at = numbers + line[:, None] * words(depth, W) + place[None, :]
+    for k in range(first, past, W.run):
+        found = tl.load(numbers_at + k // 4, eviction_policy=EVICTION)
+        for quarter in tl.static_range(4):
+            at = k + quarter * 32
+            group = line * W.columns + tl.minimum(at, past - 1) // W.wide
+            zero = tl.full([line.shape[0], 1], 8.0, tl.float32)
+            if W.zeros:
+                zero = tl.load(zeros + group).to(tl.float32)[:, None]
+            inside = (place < past - at)[:, None] & real[None, :]
+            a = tl.load(x_at + at, mask=inside, other=0.0)
+            widened = integers4(found >> (4 * quarter), zero, kind)
+            if quarter * 32 % W.wide == 0:
+                part = tl.dot(widened, a, input_precision="ieee")
+            else:
+                part = tl.dot(widened, a, part, input_precision="ieee")
+            if (quarter + 1) * 32 % W.wide == 0 or quarter == 3:
+                total += part * tl.load(scales + group).to(tl.float32)[:, None]
+    return total
+
+
+@triton.jit
+def _repeated(x, times: tl.constexpr):
+    """Each column of x several times in a row."""
+    runs = x[:, :, None].broadcast_to(x.shape[0], x.shape[1], times)
+    return runs.reshape(x.shape[0], x.shape[1] * times)
+
+
+@triton.jit
+def factored(total, factors, line, W: tl.constexpr):
+    """Sums of some lines, each times its factor or divided by it, where there are factors."""
+    if W.divided:
+        total = total / tl.load(factors + line)[:, None]
+    elif W.factors:
+        total = total * tl.load(factors + line)[:, None]
+    return total
