@@ -10,23 +10,41 @@ from typing import Any
 from unittest import mock
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import (
-    AutoModelForCausalLM,
     Gemma4Config,
     Gemma4ForCausalLM,
     Gemma4ForConditionalGeneration,
     Gemma4TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from peagle.config import EngineConfig, SamplingParams
@@ -118,6 +136,26 @@ GEMMA4_EXPERTS = {
     "moe_intermediate_size": 40,
 }
 """Beside the MLP, as in the 26B-A4B."""
+YARN_GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
+"""As Ministral 3 has it; queries grow at every 16th position."""
+SMOLLM3 = {"no_rope_layers": [1, 0, 1, 0], "tie_word_embeddings": True, "pad_token_id": 0}
+SEED_OSS = {"attention_bias": True, "attention_out_bias": False}
+PHI3 = {"partial_rotary_factor": 0.75, "pad_token_id": 0}
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+    "tie_word_embeddings": True,
+}
 KINDS = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, SIZES),
     "qwen3_windows": (Qwen3Config, Qwen3ForCausalLM, {**SIZES, **WINDOWS}),
@@ -130,6 +168,18 @@ KINDS = {
     ),
     "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM, {**SIZES, **GEMMA4}),
     "gemma4_moe": (Gemma4TextConfig, Gemma4ForCausalLM, {**SIZES, **GEMMA4, **GEMMA4_EXPERTS}),
+    "mistral": (MistralConfig, MistralForCausalLM, {**SIZES, "sliding_window": 7}),
+    "ministral": (MinistralConfig, MinistralForCausalLM, {**SIZES, **WINDOWS}),
+    "ministral3": (
+        Ministral3Config,
+        Ministral3ForCausalLM,
+        {**SIZES, "rope_parameters": YARN_GROWING},
+    ),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {**SIZES, **WINDOWS}),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {**SIZES, **SMOLLM3}),
+    "seed_oss": (SeedOssConfig, SeedOssForCausalLM, {**SIZES, **SEED_OSS}),
+    "phi3": (Phi3Config, Phi3ForCausalLM, {**SIZES, **PHI3}),
+    "granite": (GraniteConfig, GraniteForCausalLM, {**SIZES, **GRANITE}),
 }
 TAPS = (1, 2, 3)
 MASK = VOCAB - 1
@@ -173,6 +223,23 @@ def save_whole_gemma4(directory: Path, text: Path) -> Path:
     model = Gemma4ForConditionalGeneration(config)
     inner = Gemma4ForCausalLM.from_pretrained(text)
     model.model.language_model.load_state_dict(inner.model.state_dict())
+    model.save_pretrained(directory)
+    return directory
+
+
+def save_whole_mistral3(directory: Path, text: Path, tied: bool) -> Path:
+    """A Mistral as it is published since Small 3.1, a tower for images beside a language model."""
+    tower = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 16}
+    config = Mistral3Config(
+        text_config=json.loads((text / "config.json").read_text()),
+        vision_config={"model_type": "pixtral", **tower, "intermediate_size": 16},
+        tie_word_embeddings=tied,
+    )
+    model = Mistral3ForConditionalGeneration(config)
+    inner = load_peer(text)
+    model.model.language_model.load_state_dict(inner.model.state_dict())
+    if not tied:
+        model.lm_head.load_state_dict(inner.lm_head.state_dict())
     model.save_pretrained(directory)
     return directory
 
@@ -257,7 +324,9 @@ def load_target(directory: Path, dtype: torch.dtype = torch.float32) -> Decoder:
 
 def load_peer(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
     """Transformers' model of the same target: the oracle."""
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+    config = json.loads((directory / "config.json").read_text())
+    model = getattr(transformers, config["architectures"][0])
+    return model.from_pretrained(directory, dtype=dtype).eval()
 
 
 def causal(layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads) -> Tensor:

@@ -18,16 +18,7 @@ from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.engine.request import Status
 
 LONGEST, NEW = 96, 16
-FAMILIES = [
-    "qwen3",
-    "qwen3_windows",
-    "qwen3_moe",
-    "llama",
-    "gpt_oss",
-    "gemma4",
-    "gemma4_moe",
-    "easy",
-]
+FAMILIES = [*tiny.KINDS, "easy"]
 SHARED = [[(11 * i + 3 * stream + i * i) % tiny.MASK for i in range(70)] for stream in range(2)]
 Prompt = tuple[int, ...]
 

@@ -15,6 +15,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from peagle.config import SamplingParams
 from peagle.engine.engine import Engine
+from peagle.models.loading import load_decoder
 
 TOKENS = [(13 * i + i * i) % tiny.VOCAB for i in range(80)]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
@@ -35,6 +36,7 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 
 
+MULTIPLIERS = "embedding_multiplier", "attention_multiplier", "residual_multiplier"
 WIDTHS = st.sampled_from([1, 2, 19, 200])
 """Windows shorter and longer than the tokens."""
 LAYER_TYPES = st.sampled_from(["sliding_attention", "full_attention"])
@@ -74,14 +76,15 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "head_dim": draw(st.sampled_from([8, 16, 34])),
         "intermediate_size": draw(st.sampled_from([40, 96])),
         "tie_word_embeddings": draw(st.booleans()),
-        "attention_bias": draw(st.booleans()),
         "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-2])),
         "rope_parameters": {
             **draw(st.sampled_from(list(ROPES.values()))),
             "rope_theta": draw(st.sampled_from([100.0, 10000.0, 5e5])),
         },
     }
-    if family == "llama":
+    if family not in ("mistral", "ministral", "ministral3", "qwen2", "phi3"):
+        changes["attention_bias"] = draw(st.booleans())
+    if family in ("llama", "smollm3", "seed_oss", "granite"):
         changes["mlp_bias"] = draw(st.booleans())
     if family == "qwen3_moe":
         experts = draw(st.integers(1, 9))
@@ -93,12 +96,34 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
             "use_sliding_window": draw(st.booleans()),
             "sliding_window": draw(WIDTHS),
         }
-    if family in ("gpt_oss", "qwen3_windows"):
+    if family in ("gpt_oss", "qwen3_windows", "qwen2", "ministral", "smollm3"):
         layers = changes["num_hidden_layers"]
         changes["sliding_window"] = draw(WIDTHS)
         changes["layer_types"] = draw(st.lists(LAYER_TYPES, min_size=layers, max_size=layers))
     if family == "gpt_oss":
         changes |= draw(gpt_oss_changes())
+    if family == "ministral3":
+        growing = {"llama_4_scaling_beta": draw(st.sampled_from([0.0, 0.3]))}
+        changes["rope_parameters"] |= {"original_max_position_embeddings": 32, **growing}
+    if family in ("mistral", "ministral3", "phi3"):
+        changes["sliding_window"] = draw(st.none() | WIDTHS)
+    if family == "phi3":
+        share = draw(st.sampled_from([0.5, 0.75, 1.0]))
+        changes["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4}
+        changes |= {"head_dim": 16, "partial_rotary_factor": share}
+    if family == "smollm3":
+        layers = changes["num_hidden_layers"]
+        if not draw(st.booleans()):  # then windows are where nothing is rotated
+            changes["layer_types"] = None
+        changes["use_sliding_window"] = True
+        changes["no_rope_layers"] = draw(
+            st.none() | st.lists(st.integers(0, 1), min_size=layers, max_size=layers)
+        )
+    if family == "seed_oss":
+        changes["attention_out_bias"] = draw(st.booleans())
+    if family == "granite":
+        changes |= {key: draw(st.sampled_from([0.5, 1.0, 3.0])) for key in MULTIPLIERS}
+        changes["logits_scaling"] = draw(st.sampled_from([1.0, 2.0, 5.0]))
     if family.startswith("gemma4"):
         changes |= draw(gemma4_changes(changes))
     if family == "gemma4_moe":
@@ -142,13 +167,13 @@ def gemma4_changes(draw: st.DrawFn, sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=150)
 @given(configs())
 def test_random_configurations(tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any]):
     assert_parity(tiny.save_target(tmp_path_factory.mktemp("target"), **changes))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "gpt_oss", "smollm3"])
 @pytest.mark.parametrize("name", ROPES)
 def test_every_rope_of_every_family(tmp_path: Path, family: str, name: str):
     rope = {**ROPES[name], "rope_theta": 10000.0}
@@ -181,6 +206,33 @@ def test_a_base_that_rope_scaling_hides_is_gone_and_said(tmp_path: Path, base: f
 
 def test_gemma4_within_its_towers(targets, tmp_path: Path):
     assert_parity(tiny.save_whole_gemma4(tmp_path, targets["gemma4"].directory))
+
+
+@pytest.mark.parametrize("kind", ["mistral", "ministral3"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_mistral_3_within_its_tower(targets, tmp_path: Path, kind: str, tied: bool):
+    assert_parity(tiny.save_whole_mistral3(tmp_path, targets[kind].directory, tied))
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5],
+    "long_factor": [1.0, 2.0, 5.0, 9.0, 20.0, 60.0],
+}
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_factor": 1.3}, {"factor": 3.0}])
+@pytest.mark.parametrize("tokens", [30, 80])
+def test_longrope_by_the_length_of_the_longest_context(
+    tmp_path: Path, changes: dict[str, Any], tokens: int
+):
+    """transformers goes by the tokens that there are, and vLLM by those that there may be."""
+    given = {"rope_parameters": {**LONGROPE, "rope_theta": 1e4, **changes}}
+    tiny.save_target(tmp_path, "phi3", original_max_position_embeddings=32, **given)
+    decoder = load_decoder(tmp_path, torch.float32, tiny.CPU, 32 if tokens <= 32 else None)
+    wanted = tiny.peer_logits(tiny.load_peer(tmp_path), TOKENS[:tokens])
+    found, _ = tiny.run_target(decoder, TOKENS[:tokens])
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
 
 
 def test_gpt_oss_that_says_nothing_of_rotation(tmp_path: Path):

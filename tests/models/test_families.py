@@ -11,7 +11,7 @@ import torch
 
 from peagle.drafters.checkpoint import load_drafter
 from peagle.errors import InputError
-from peagle.models.families import read_spec
+from peagle.models.families import FAMILIES, read_spec
 from peagle.models.loading import load_decoder
 from peagle.models.spec import MLPSpec
 from peagle.ops.rope import RopeConfig
@@ -41,19 +41,18 @@ def scale_rope(**changes: object) -> Callable[[Values], object]:
 CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     (
         "architecture",
-        lambda c: c.update(architectures=["MixtralForCausalLM"]),
-        "architecture MixtralForCausalLM is not supported; peagle runs Gemma4ForCausalLM, "
-        "Gemma4ForConditionalGeneration, GptOssForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM, "
-        "Qwen3MoeForCausalLM; vLLM serves other targets",
+        lambda c: c.update(architectures=["DeepseekV3ForCausalLM"]),
+        "architecture DeepseekV3ForCausalLM is not supported; peagle runs "
+        f"{', '.join(sorted(FAMILIES))}; vLLM serves other targets",
     ),
     ("none", lambda c: c.pop("architectures"), "architecture none is not supported"),
     ("missing key", lambda c: c.pop("intermediate_size"), "config.json lacks intermediate_size"),
     ("kind", lambda c: c.update(vocab_size="many"), "a value of the wrong kind: invalid literal"),
     (
         "rope",
-        lambda c: c.update(rope_parameters={"rope_type": "longrope", "rope_theta": 1.0}),
-        "target: rope scaling longrope is not supported; peagle supports default, linear, llama3, "
-        "yarn, proportional",
+        lambda c: c.update(rope_parameters={"rope_type": "dynamic", "rope_theta": 1.0}),
+        "target: rope scaling dynamic is not supported; peagle supports default, linear, llama3, "
+        "yarn, longrope, proportional",
     ),
     ("rope base", scale_rope(rope_theta=1.0), "rope theta is 1.0; it must be a number above 1"),
     ("rope factor", scale_rope(factor=0.0), "rope factor is 0.0; it must be a number above 0"),
@@ -191,6 +190,69 @@ def test_experts_that_cannot_be_run(
     with pytest.raises(InputError, match=message) as caught:
         tiny.load_target(directory)
     assert str(directory) in str(caught.value)
+
+
+def longrope(**changes: object) -> Values:
+    """Factors for 12 lanes of a head that turn."""
+    factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    rope = {"rope_type": "longrope", **factors, **changes}
+    return {"rope_parameters": rope, "partial_rotary_factor": 0.75}
+
+
+NEAR_CONFIGS: dict[str, list[tuple[Values, str]]] = {
+    "mistral": [
+        ({"layer_types": [SLIDING, "full_attention"] * 2}, "layer_types beside sliding_window 7"),
+        ({"sliding_window": 0}, "sliding_window is 0; it must be at least 1"),
+    ],
+    "ministral": [({"layer_types": [SLIDING]}, "layer_types names 1 of 4 layers")],
+    "ministral3": [
+        (
+            {"rope_parameters": {**tiny.YARN_GROWING, "llama_4_scaling_beta": -1}},
+            "llama_4_scaling_beta is -1.0; it must be a number from 0 on",
+        )
+    ],
+    "smollm3": [
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers names 2 of 4 layers"),
+        ({"no_rope_layers": None, "no_rope_layer_interval": 0}, "a value of the wrong kind"),
+    ],
+    "phi3": [
+        ({"partial_rotary_factor": 0.2}, "partial_rotary_factor 0.2 turns 3 of 16 lanes"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5 turns 24 of 16 lanes"),
+        (longrope(long_factor=[1.0] * 5), "rope long_factor has 5 numbers for 6 pairs of lanes"),
+        (longrope(short_factor=[-1.0] * 6), "rope short_factor is -1.0; it must be a number"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "config.json lacks short_factor"),
+    ],
+    "granite": [
+        ({"residual_multiplier": 0}, "residual_multiplier is 0.0; it must be a number above 0"),
+        ({"logits_scaling": float("nan")}, "logits_scaling is nan; it must be a number above 0"),
+        ({"embedding_multiplier": -1}, "embedding_multiplier is -1.0; it must be a number above"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "message"),
+    [(family, *case) for family, cases in NEAR_CONFIGS.items() for case in cases],
+)
+def test_near_llamas_that_cannot_be_run(tmp_path: Path, family: str, values: Values, message: str):
+    directory = tiny.save_target(tmp_path, family)
+    change_config(directory, lambda c: c.pop("rope_parameters") and c.update(values))
+    with pytest.raises(InputError, match=message):
+        read_spec(directory)
+
+
+def test_a_language_model_of_another_kind_within_a_mistral_3(targets, tmp_path: Path):
+    directory = tiny.save_whole_mistral3(tmp_path, targets["mistral"].directory, tied=False)
+    change_config(directory, lambda c: c["text_config"].update(model_type="mistral4"))
+    with pytest.raises(InputError, match="a text_config of model_type mistral4 is not supported"):
+        read_spec(directory)
+
+
+def test_a_window_that_no_context_outgrows_is_none(tmp_path: Path):
+    """Published configurations of Phi-4-mini have one of 262,144."""
+    for width, expected in ((255, 255), (256, None)):
+        directory = tiny.save_target(tmp_path / str(width), "phi3", sliding_window=width)
+        assert read_spec(directory).layers[0].attention.window == expected
 
 
 def test_published_directories_count_experts_under_another_name(tmp_path: Path):

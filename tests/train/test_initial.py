@@ -7,6 +7,7 @@ import torch
 from peagle.drafters.checkpoint import load_drafter, save_drafter
 from peagle.errors import InputError
 from peagle.models.loading import load_decoder
+from peagle.ops.rope import RopeConfig
 from peagle.train.initial import initial_drafter
 from peagle.train.packing import Document, pack
 
@@ -35,6 +36,26 @@ def test_the_seed_decides_the_rest(targets, recipe_for, tmp_path: Path):
     ]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("family", tiny.KINDS)
+def test_a_drafter_for_every_family_is_read_as_it_was_written(
+    targets, recipe_for, tmp_path: Path, family: str
+):
+    target = targets[family].decoder
+    model = initial_drafter(recipe_for(tmp_path / "out"), target, ROWS)
+    save_drafter(tmp_path / "drafter", model, torch.float32)
+    assert load_drafter(tmp_path / "drafter", target).config == model.config
+    layer = model.config.layer
+    assert layer.norms.eps == pytest.approx(targets[family].peer.config.rms_norm_eps)
+    assert layer.attention.rope.kind in ("default", "yarn")
+
+
+def test_a_drafter_rotates_as_the_first_layer_that_does(recipe_for, tmp_path: Path):
+    changes = {"no_rope_layers": [0, 1, 0, 1], "rope_parameters": {"rope_theta": 500.0}}
+    target = tiny.load_target(tiny.save_target(tmp_path / "target", "smollm3", **changes))
+    model = initial_drafter(recipe_for(tmp_path / "out"), target, ROWS)
+    assert model.config.layer.attention.rope == RopeConfig(500.0, original_max_position=256)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ _GPT_OSS_HEADS = AttentionSpec(
     ),
     sinks=True,
     bias=True,
+    out_bias=True,
 )
 _GPT_OSS_EXPERTS = ExpertsSpec(
     num_experts=32,

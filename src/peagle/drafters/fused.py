@@ -17,7 +17,7 @@ class FusedDrafter:
     def __init__(self, model: DraftModel) -> None:
         self.model = model
         layers = [model.first, *model.rest]
-        tables = [model.rotations] * len(layers)
+        tables = [(model.rotations, None)] * len(layers)
         self.layers = FusedLayers(layers, model.readout.norm, tables)
         self.norms = first_norms(model)
 

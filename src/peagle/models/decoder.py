@@ -22,7 +22,14 @@ from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts, RoutedExperts, ScaledExperts
 from peagle.ops.norm import HeadNorm, RMSNorm, normalized
 from peagle.ops.packing import LeanModule
-from peagle.ops.rope import RopeConfig, Rotation, apply_rope, rope_table, rotation_at
+from peagle.ops.rope import (
+    RopeConfig,
+    Rotation,
+    apply_rope,
+    query_scales,
+    rope_table,
+    rotation_at,
+)
 from peagle.ops.rows import take
 from peagle.ops.sandwich import Mixture
 from peagle.ops.softcap import softcap
@@ -56,7 +63,7 @@ class Attention(LeanModule):
         self.spec, self.eps = spec, eps
         width = spec.width + 2 * spec.kv_width
         self.qkv = Linear(in_features or hidden_size, width, spec.bias)
-        self.out = Linear(spec.width, hidden_size, spec.bias)
+        self.out = Linear(spec.width, hidden_size, spec.out_bias)
         norm = HeadNorm(spec.num_heads, spec.num_kv_heads, spec.head_dim, eps)
         self.qk_norm = norm if spec.qk_norm else None
         self.sinks = nn.Parameter(torch.zeros(spec.num_heads)) if spec.sinks else None
@@ -84,6 +91,8 @@ class Attention(LeanModule):
             value = normalized(value, self.eps)
         qk = apply_rope(qk, rotation)
         query, key = qk.split_with_sizes((heads, kv_heads), dim=1)
+        if rotation.query_scale is not None:
+            query = query * rotation.query_scale
         attended = attend(layer, query, key, value, self.heads)
         return self.out(take(attended, kept).flatten(1))
 
@@ -200,17 +209,25 @@ class RopeTables(nn.Module):
             if key not in names:
                 names[key] = f"table{len(names)}"
                 self.register_buffer(names[key], rope_table(*key, length), persistent=False)
+                scales = query_scales(group.attention.rope, length)
+                self.register_buffer(f"{names[key]}_scales", scales, persistent=False)
             of_layers |= dict.fromkeys(group.layers, names[key])
         self._of_layers = [of_layers[layer] for layer in sorted(of_layers)]
 
-    def of_layers(self) -> list[Tensor]:
-        """Each layer's [positions, 2, head_dim] of `rope_table`."""
-        return [self.get_buffer(name) for name in self._of_layers]
+    def of_layers(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Each layer's [positions, 2, width] of `rope_table`, and [positions] of `query_scales`."""
+        return [self._tables(name) for name in self._of_layers]
 
     def forward(self, positions: Tensor) -> list[Rotation]:
         """Each layer's rotations at some positions [rows]."""
-        found = {name: rotation_at(table, positions) for name, table in self.named_buffers()}
+        found: dict[str, Rotation] = {}
+        for name in dict.fromkeys(self._of_layers):
+            table, scales = self._tables(name)
+            found[name] = rotation_at(table, positions, scales)
         return [found[name] for name in self._of_layers]
+
+    def _tables(self, name: str) -> tuple[Tensor, Tensor | None]:
+        return self.get_buffer(name), getattr(self, f"{name}_scales")
 
 
 class Decoder(nn.Module):
@@ -259,16 +276,21 @@ class Decoder(nn.Module):
         """
         rotations = self.rope(positions)
         x = self.scaled(self.embed(tokens))
-        tapped = [x] if 0 in taps else []
+        tapped = [self.tap(x)] if 0 in taps else []
         for index, layer in enumerate(self.layers):
             x = layer(x, rotations[index], index, attend)
             if index + 1 in taps:
-                tapped.append(x)
+                tapped.append(self.tap(x))
         return self.norm(x), torch.cat(tapped, dim=-1) if taps else None
 
     def scaled(self, embedded: Tensor) -> Tensor:
         """The stream that embeddings [rows, hidden_size] begin."""
         return embedded if self.embedding_scale is None else embedded * self.embedding_scale
+
+    def tap(self, stream: Tensor) -> Tensor:
+        """What drafters read of the stream, in the same shape."""
+        multiplier = self.spec.residual_multiplier
+        return stream if multiplier == 1 else stream * multiplier
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final hidden states [rows, hidden_size] -> logits [rows, vocab_size]."""

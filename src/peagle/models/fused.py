@@ -37,20 +37,28 @@ class Taps:
     """Ascending; tap i is the stream after i layers."""
     into: Tensor
     """[rows, len(layers) * hidden_size]"""
+    multiplier: float = 1.0
+    """The target's `residual_multiplier`."""
 
     def keep(self, layer: int, stream: Tensor) -> None:
         """Copy the stream after `layer` layers if it is tapped."""
         if layer in self.layers:
             width = stream.shape[1]
             place = self.layers.index(layer) * width
-            self.into[:, place : place + width].copy_(stream)
+            own = self.into[:, place : place + width]
+            own.copy_(stream if self.multiplier == 1 else stream * self.multiplier)
 
 
 class FusedLayers:
     """Layers of a target or a drafter, each a chain of products with their norms fused in."""
 
-    def __init__(self, layers: Iterable[Any], last_norm: RMSNorm, tables: Iterable[Tensor]) -> None:
-        """tables: each layer's of `rope_table`."""
+    def __init__(
+        self,
+        layers: Iterable[Any],
+        last_norm: RMSNorm,
+        tables: Iterable[tuple[Tensor, Tensor | None]],
+    ) -> None:
+        """tables: each layer's of `rope_table`, and of `query_scales`."""
         self.layers: list[Block] = list(layers)
         self.specs = [*map(qkv_spec, self.layers, tables)]
         self._next_norms = [*(layer.input_norm for layer in self.layers[1:]), last_norm]
@@ -140,12 +148,13 @@ def _dense(layer: SandwichLayer, x: Normed) -> Tensor:
     return residual.linear(Normed(inner, None, x.eps), mlp.down)
 
 
-def qkv_spec(layer: Block, table: Tensor) -> QKVSpec:
-    """How a layer's q, k, v product is read. table: of `rope_table`."""
+def qkv_spec(layer: Block, tables: tuple[Tensor, Tensor | None]) -> QKVSpec:
+    """How a layer's q, k, v product is read. tables: of `rope_table` and of `query_scales`."""
     norm = layer.attention.qk_norm
     return QKVSpec(
         **vars(layer.attention.heads),
-        rotations=table,
+        rotations=tables[0],
+        query_scales=tables[1],
         norm_weight=None if norm is None else norm.weight,
         eps=layer.input_norm.eps,
         v_norm=layer.attention.spec.v_norm,

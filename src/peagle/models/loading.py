@@ -12,7 +12,7 @@ from peagle.device import require_memory
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderLayer, decoder_layer
 from peagle.models.families import Family, decoder_rules, end_rules, layer_rules, read_family
-from peagle.models.families.tensors import HEAD, embeddings
+from peagle.models.families.tensors import embeddings, head
 from peagle.models.quantization import LEFT_OUT, Quantization, read_quantization
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
@@ -175,7 +175,7 @@ class _Target:
         """Tensors of a file that are not needed but allowed."""
         others = {name for name in names if name.startswith(self.family.IGNORED)}
         if self.spec.tie_word_embeddings:
-            others.add(HEAD)
+            others.add(head(self.family.PREFIX))
         if self.quantization.layouts:
             others |= {name for name in names if name.endswith(LEFT_OUT)}
         return others
@@ -200,8 +200,9 @@ class _Target:
 
 def _has_own_head(directory: Path, family: Family) -> bool:
     """Whether files hold both, and they differ."""
-    embedding = embeddings(family.PREFIX)
-    found = read_tensors(directory, {embedding, HEAD})
+    names = embeddings(family.PREFIX), head(family.PREFIX)
+    found = read_tensors(directory, {*names})
     if len(found) < 2:
         return False
-    return not torch.equal(found[HEAD].to(found[embedding].dtype), found[embedding])
+    embedding, own = (found[name] for name in names)
+    return not torch.equal(own.to(embedding.dtype), embedding)

@@ -28,7 +28,9 @@ class AttentionSpec:
     scale: float | None = None
     """What scores are multiplied by; None: head_dim ** -0.5."""
     bias: bool = False
-    """Whether q, k, v and the output projection have biases."""
+    """Whether q, k and v have biases."""
+    out_bias: bool = False
+    """Whether the output projection has a bias."""
 
     @property
     def full(self) -> bool:
@@ -147,6 +149,11 @@ class DecoderSpec:
     None: nothing. Drafters read them without it."""
     logit_softcap: float | None = None
     """Bound c of the logits, c * tanh(logits / c); None: none."""
+    logit_scale: float = 1.0
+    """What logits are multiplied by; the final norm's weight takes it when it is loaded."""
+    residual_multiplier: float = 1.0
+    """What a family multiplies all by that its layers add. The stream is kept divided by it, which
+    no norm sees: `embedding_scale` and the norms' eps say it already, and taps are multiplied."""
 
     @cached_property
     def groups(self) -> tuple[LayerGroup, ...]:

@@ -54,12 +54,14 @@ class QKVSpec(AttentionHeads):
     """How to read a layer's q, k, v product: its heads, and the norm and rotation they get."""
 
     rotations: Tensor
-    """[positions, 2, head_dim] of `rope_table`."""
+    """[positions, 2, width] of `rope_table`."""
     norm_weight: Tensor | None
     """[2 * head_dim]: QK norm of queries and of keys; None where a model has none."""
     eps: float
     v_norm: bool = False
     """Whether values are normed as well, without a weight."""
+    query_scales: Tensor | None = None
+    """[positions] of `rope.query_scales`, where there is no QK norm."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ def store(
     keys and values, each [rows, heads, head_dim].
     """
     if has_kernels(qkv):
+        scale_queries(qkv, spec, positions)
         stored: tuple[Tensor, Tensor, Tensor] = kernels("cached_attention").store(
             qkv, spec, cache, positions, writes
         )
@@ -179,6 +182,7 @@ def attend_product(
         return store_attend(qkv, spec, cache, rows)
     if not (on_hopper(qkv) and kernels("hopper_attention").takes(spec, cache, rows)):
         return store_attend(qkv, spec, cache, rows)
+    scale_queries(qkv, spec, rows.positions)
     launch = kernels("hopper_attention").attend_product
     attended: Tensor = launch(qkv, spec, cache, rows, settled)
     return attended
@@ -190,8 +194,19 @@ def store_attend(qkv: Tensor, spec: QKVSpec, cache: Tensor, rows: PassRows) -> T
     return attend(query, spec, cache, rows)
 
 
+def scale_queries(qkv: Tensor, spec: QKVSpec, positions: Tensor) -> None:
+    """Multiply a product's queries, in place, by what they grow by at their positions."""
+    if spec.query_scales is not None:
+        last = len(spec.query_scales) - 1
+        scales = spec.query_scales.index_select(0, positions.clamp(max=last))
+        qkv[:, : spec.num_heads * spec.head_dim].mul_(scales[:, None])
+
+
 def rotate(qkv: Tensor, positions: Tensor, spec: QKVSpec) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [rows, heads, head_dim] and keys, normed and rotated, and values, perhaps normed."""
+    if spec.query_scales is not None:
+        qkv = qkv.clone()
+        scale_queries(qkv, spec, positions)
     both = qkv.unflatten(-1, (-1, spec.head_dim))
     query, key, value = both.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
     if spec.norm_weight is not None:

@@ -17,9 +17,10 @@ from peagle.drafters.vocabulary import most_frequent, offsets
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, Embedding
 from peagle.models.loading import LENGTHEN
-from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
+from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
 from peagle.models.weights import model_directory
 from peagle.ops.linear import Linear
+from peagle.ops.rope import NOPE, RopeConfig
 from peagle.ops.weight import dense
 from peagle.train.packing import PackedRows
 from peagle.train.recipe import Recipe
@@ -100,18 +101,29 @@ def _selector(recipe: Recipe, drafted: int) -> SelectorConfig | None:
 
 
 def _draft_layers(recipe: Recipe, target: DecoderSpec) -> DecoderSpec:
-    """Layers with the heads, rotation and width of the target's first, without its rest."""
+    """Layers with the heads and width of the target's first, without its rest."""
     like = target.layers[0]
     attention = AttentionSpec(
         like.attention.num_heads,
         like.attention.num_kv_heads,
         like.attention.head_dim,
-        like.attention.rope,
+        _rotation(target),
         qk_norm=like.attention.qk_norm if recipe.qk_norm is None else recipe.qk_norm,
     )
     mlp = MLPSpec(recipe.intermediate_size or like.feed_forward.intermediate_size)
-    layer = LayerSpec(attention, mlp, target.norm)
-    return replace(target, layers=(layer,) * recipe.num_hidden_layers, tie_word_embeddings=False)
+    norm = NormSpec(target.norm.eps * target.residual_multiplier**2)
+    layers = (LayerSpec(attention, mlp, norm),) * recipe.num_hidden_layers
+    return DecoderSpec(target.vocab_size, target.hidden_size, layers, norm, target.max_length)
+
+
+def _rotation(target: DecoderSpec) -> RopeConfig:
+    """That of the target's first layer that rotates, if it is one that vLLM's drafters have; else
+    plain rope of its base."""
+    ropes = (layer.attention.rope for layer in target.layers)
+    rope = next((each for each in ropes if each != NOPE), RopeConfig())
+    if rope.kind in ("longrope", "proportional") or rope.partial_rotary_factor != 1:
+        return RopeConfig(rope.theta, original_max_position=target.max_length)
+    return replace(rope, llama_4_scaling_beta=0.0)
 
 
 def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftModel:

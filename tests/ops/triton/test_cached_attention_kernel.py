@@ -5,6 +5,7 @@ import torch
 from paged_rows import KV_HEADS, LENGTH, SIZE, close, on, pass_rows, spec_of
 
 from peagle.ops import cached_attention as reference
+from peagle.ops.rope import NOPE, RopeConfig, rope_table
 
 
 @pytest.fixture(autouse=True)
@@ -12,22 +13,30 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize("v_norm", [True, False])
-def test_store(device: torch.device, norm: bool, v_norm: bool) -> None:
+PARTLY = rope_table(RopeConfig(partial_rotary_factor=0.75), SIZE, LENGTH)
+STORED = {
+    "normed": spec_of(),
+    "values normed, too": spec_of(v_norm=True),
+    "values alone normed": spec_of(norm_weight=None, v_norm=True),
+    "plain": spec_of(norm_weight=None),
+    "a part of each head turned": replace(spec_of(norm_weight=None), rotations=PARTLY),
+    "a part of each normed head turned": replace(spec_of(), rotations=PARTLY),
+    "not turned": replace(spec_of(norm_weight=None), rotations=rope_table(NOPE, SIZE, LENGTH)),
+    "queries that grow": spec_of(norm_weight=None, query_scales=1 + torch.arange(LENGTH) / 100),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_store(device: torch.device, name: str) -> None:
     from peagle.ops.triton import cached_attention as kernel
 
-    spec = replace(spec_of() if norm else spec_of(norm_weight=None), v_norm=v_norm)
+    spec = STORED[name]
     rows = pass_rows([3, 60], [2, 5], 5)
     qkv, cache = torch.randn(7, 8 * SIZE), torch.randn(2, 2 * LENGTH, KV_HEADS, SIZE)
     ours, theirs = cache.clone().to(device), cache.clone()
-    found = kernel.store(
-        qkv.clone().to(device),
-        on(device, spec),
-        ours,
-        rows.positions.to(device),
-        rows.writes.to(device),
-    )
+    product, positions = qkv.clone().to(device), rows.positions.to(device)
+    reference.scale_queries(product, on(device, spec), positions)
+    found = kernel.store(product, on(device, spec), ours, positions, rows.writes.to(device))
     expected = reference.store(qkv, spec, theirs, rows.positions, rows.writes)
     for one, other in zip(found, expected, strict=True):
         close(one, other)

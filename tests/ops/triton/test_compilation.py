@@ -79,11 +79,12 @@ heads = {"HEADS": 32, "KV_HEADS": 8, "SIZE": 128}
 types = {"qkv": BF16, "cache": BF16, "positions": INT, "writes": INT, "rotations": F32}
 types |= {"norm_weight": BF16, "eps": "fp32"}
 store = {**FLAGS, "TOTAL": 64, "NORM": True, "V_NORM": False}
-compiled("cached_attention", "_store", types, {**heads, **store})
+for turned in (128, 96):
+    compiled("cached_attention", "_store", types, {**heads, **store, "WIDTH": turned})
 GEMMA = (16, 256), (4, 512)  # heads of keys and their sizes, in the 31B
 for kv_heads, size in GEMMA:
     wide = {"HEADS": 32, "KV_HEADS": kv_heads, "SIZE": size}
-    compiled("cached_attention", "_store", types, {**wide, **store, "V_NORM": True})
+    compiled("cached_attention", "_store", types, {**wide, **store, "V_NORM": True, "WIDTH": size})
 types = dict.fromkeys(("query", "cache", "out", "sinks"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
 types |= {"partial": F32, "arrivals": "*i32", "scale": "fp32", "positions": INT}

@@ -144,7 +144,8 @@ class DeviceModels:
             return None
         config = self.network.model.config
         embedding = self.target.embed.weight
-        return Taps(config.taps, embedding.new_empty(rows, config.feature_size))
+        into = embedding.new_empty(rows, config.feature_size)
+        return Taps(config.taps, into, self.target.spec.residual_multiplier)
 
 
 def _attend(cache: KVCache, rows: PassRows, specs: Sequence[QKVSpec]) -> AttendProduct:

@@ -6,7 +6,23 @@ from pathlib import Path
 from typing import Protocol
 
 from peagle.errors import InputError
-from peagle.models.families import gemma4, gemma4_text, gpt_oss, llama, qwen3, qwen3_moe
+from peagle.models.families import (
+    gemma4,
+    gemma4_text,
+    gpt_oss,
+    granite,
+    llama,
+    ministral,
+    ministral3,
+    mistral,
+    mistral3,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    seed_oss,
+    smollm3,
+)
 from peagle.models.families.config import Values, architecture_of, reading
 from peagle.models.families.tensors import Place, ends
 from peagle.models.spec import DecoderSpec, LayerSpec
@@ -33,7 +49,23 @@ class Family(Protocol):
 
 FAMILIES: dict[str, Family] = {
     family.ARCHITECTURE: family
-    for family in (llama, qwen3, qwen3_moe, gpt_oss, gemma4, gemma4_text)
+    for family in (
+        llama,
+        qwen3,
+        qwen3_moe,
+        gpt_oss,
+        gemma4,
+        gemma4_text,
+        mistral,
+        ministral,
+        mistral3,
+        ministral3,
+        qwen2,
+        smollm3,
+        seed_oss,
+        phi3,
+        granite,
+    )
 }
 """By architecture."""
 

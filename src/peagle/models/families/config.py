@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,14 +19,18 @@ from peagle.models.spec import (
 from peagle.ops.rope import RopeConfig
 
 Values = Mapping[str, Any]
-ROPE_KINDS = ("default", "linear", "llama3", "yarn", "proportional")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 SCALED = ("linear", "yarn", "llama3")
 """Those that mean nothing without a `factor`."""
+KIND_NAMES = {"mrope": "default", "su": "longrope"}
+"""Other names: the sections of text all have one position in mrope, which is plain rope's."""
 LARGEST = 2**31 - 1
 """More than any size of a model."""
 STRETCHING = ("linear", "yarn")
 """Those by which a context grows beyond `max_position_embeddings`."""
 SLIDING, FULL = "sliding_attention", "full_attention"
+OUTER = ("tie_word_embeddings", "quantization_config")
+"""Keys that stand beside a language model's own."""
 
 
 @contextmanager
@@ -73,6 +77,18 @@ def decoder(
     return spec
 
 
+def dense(values: Values, attentions: Iterable[AttentionSpec]) -> DecoderSpec:
+    """The decoder of layers with these attentions, each with a dense MLP."""
+    fed, normed = mlp(values), norms(values)
+    return decoder(values, [LayerSpec(each, fed, normed) for each in attentions])
+
+
+def text(values: Values) -> Values:
+    """The language model's values, of a configuration that has other models' beside it."""
+    outer = {key: values[key] for key in OUTER if key in values}
+    return {**values["text_config"], **outer}
+
+
 def _reach(config: RopeConfig, positions: int) -> int:
     """The longest context of a model with so many `max_position_embeddings`; as vLLM has it."""
     if config.kind in STRETCHING:
@@ -90,18 +106,22 @@ def num_layers(values: Values) -> int:
     return int(values["num_hidden_layers"])
 
 
-def attention(values: Values, rope_theta: float = 10_000.0) -> AttentionSpec:
+def attention(
+    values: Values, rope_theta: float = 10_000.0, *, partly_rotated: bool = False
+) -> AttentionSpec:
     """Grouped-query attention over all positions, with biases only where they are asked for.
 
-    rope_theta: the rotation's base where none is given.
+    rope_theta: the rotation's base where none is given. partly_rotated: whether the family may
+    rotate a part of each head alone.
     """
     heads = int(values["num_attention_heads"])
     spec = AttentionSpec(
         num_heads=heads,
         num_kv_heads=int(values.get("num_key_value_heads") or heads),
         head_dim=int(values.get("head_dim") or int(values["hidden_size"]) // heads),
-        rope=rope(values, rope_theta),
+        rope=rope(values, rope_theta, partly=partly_rotated),
         bias=bool(values.get("attention_bias", False)),
+        out_bias=bool(values.get("attention_bias", False)),
     )
     require_positive(
         num_attention_heads=heads, num_key_value_heads=spec.num_kv_heads, head_dim=spec.head_dim
@@ -113,7 +133,22 @@ def attention(values: Values, rope_theta: float = 10_000.0) -> AttentionSpec:
         )
     if spec.head_dim % 2:
         raise InputError(f"head_dim {spec.head_dim} is odd; RoPE needs pairs")
+    _check_width(spec.rope, spec.head_dim)
     return spec
+
+
+def _check_width(config: RopeConfig, head_dim: int) -> None:
+    """Raise `InputError` for a rotation that does not fit its heads."""
+    width = config.width(head_dim)
+    if not 0 < width <= head_dim or width % 2:
+        raise InputError(
+            f"partial_rotary_factor {config.partial_rotary_factor} turns {width} of {head_dim} "
+            "lanes; it must turn pairs"
+        )
+    for name in ("short_factor", "long_factor"):
+        count = len(getattr(config, name))
+        if config.kind == "longrope" and count != width // 2:
+            raise InputError(f"rope {name} has {count} numbers for {width // 2} pairs of lanes")
 
 
 def mlp(values: Values) -> MLPSpec:
@@ -154,6 +189,15 @@ def check_experts(spec: ExpertsSpec) -> None:
         )
 
 
+def window(values: Values, usual: int | None) -> int | None:
+    """The width of windows, None for none. usual: where `sliding_window` is not there."""
+    width = values.get("sliding_window", usual)
+    if width is None:
+        return None
+    require_positive(sliding_window=int(width))
+    return int(width)
+
+
 def windows(values: Values, types: Sequence[str], width: int | None) -> list[int | None]:
     """Each layer's window, given its `layer_types` and their common width, None for no windows."""
     other = set(types) - {SLIDING, FULL}
@@ -185,53 +229,78 @@ def _refuse_unsupported(values: Values, formats: Container[str]) -> None:
         raise InputError("mxfp4 weights are supported for GPT-OSS alone; vLLM serves others")
 
 
-def rope(values: Values, theta: float) -> RopeConfig:
-    """Rotary settings. theta: the family's base, where none is given.
+def rope(values: Values, theta: float, *, partly: bool) -> RopeConfig:
+    """Rotary settings. theta: the family's base, where none is given. partly: as `partly_rotated`.
 
     They are in `rope_parameters` (transformers 5) or in `rope_scaling`, which replaces the other
     whole where both are given, as in transformers; the base may stand beside them.
     """
     given = _rope_values(values)
-    kind = given.get("rope_type", given.get("type", "default"))
-    if kind == "mrope":  # the sections of text all have one position, which is plain rope's
-        kind = "default"
-    if kind not in ROPE_KINDS or "mscale" in given:
+    kind = KIND_NAMES.get(named := given.get("rope_type", given.get("type", "default")), named)
+    if kind not in ROPE_KINDS:
         known = ", ".join(ROPE_KINDS)
         raise InputError(f"rope scaling {kind} is not supported; peagle supports {known}")
     if kind in SCALED and given.get("factor") is None:
         raise KeyError("factor")
+    positions = int(values.get("max_position_embeddings", 2048))
     original = given.get("original_max_position_embeddings")
-    if kind in ("yarn", "llama3"):  # beside the others it counts first, as in transformers
-        original = values.get("original_max_position_embeddings") or original
+    if kind in ("yarn", "llama3", "longrope"):  # beside the others it counts first, as in
+        original = values.get("original_max_position_embeddings") or original  # transformers
+    original, factor = int(original or positions), given.get("factor")
+    if kind == "longrope" and factor is None:
+        factor = positions / original
     partial = given.get("partial_rotary_factor", values.get("partial_rotary_factor"))
+    if partial not in (None, 1) and kind != "proportional" and not partly:
+        raise InputError(f"partial_rotary_factor {partial} is not supported, only whole heads")
     scale = given.get("attention_factor")
     config = RopeConfig(
         theta=float(given.get("rope_theta") or values.get("rope_theta", theta)),
         kind=kind,
-        factor=float(1.0 if given.get("factor") is None else given["factor"]),
-        original_max_position=int(original or values.get("max_position_embeddings", 2048)),
+        factor=float(1.0 if factor is None else factor),
+        original_max_position=original,
         low_freq_factor=float(given.get("low_freq_factor", 1.0)),
         high_freq_factor=float(given.get("high_freq_factor", 4.0)),
         beta_fast=float(given.get("beta_fast") or 32.0),
         beta_slow=float(given.get("beta_slow") or 1.0),
-        attention_factor=None if scale is None else float(scale),
+        attention_factor=_yarn_scale(given) if scale is None else float(scale),
         truncate=bool(given.get("truncate", True)),
         partial_rotary_factor=1.0 if partial is None else float(partial),
+        short_factor=_factors(given, kind, "short_factor"),
+        long_factor=_factors(given, kind, "long_factor"),
     )
-    for name, value in vars(config).items():
-        least = 1 if name == "theta" else 0  # yarn divides by its logarithm
-        if type(value) in (int, float) and not least < value < math.inf:
-            raise InputError(f"rope {name} is {value}; it must be a number above {least}")
+    _refuse_odd_numbers(config)
     _warn_of_lost_base(values, config)
     return config
+
+
+def _factors(given: Values, kind: str, name: str) -> tuple[float, ...]:
+    """Longrope's of one name."""
+    return tuple(map(float, given[name])) if kind == "longrope" else ()
+
+
+def _yarn_scale(given: Values) -> float | None:
+    """What `mscale` and `mscale_all_dim` make of YaRN's temperature; None: nothing of their own."""
+    both = given.get("mscale"), given.get("mscale_all_dim")
+    if not all(both):
+        return None
+    grown = 0.1 * math.log(max(float(given.get("factor") or 1), 1))
+    own, of_all = (1 + grown * float(each) for each in both if each)
+    return own / of_all
+
+
+def _refuse_odd_numbers(config: RopeConfig) -> None:
+    """Raise `InputError` for numbers that no rotation has."""
+    for name, value in vars(config).items():
+        least = 1 if name == "theta" else 0  # yarn divides by its logarithm
+        numbers = value if isinstance(value, tuple) else (value,)
+        for number in numbers if name != "llama_4_scaling_beta" else ():
+            if type(number) in (int, float) and not least < number < math.inf:
+                raise InputError(f"rope {name} is {number}; it must be a number above {least}")
 
 
 def _rope_values(values: Values) -> Values:
     """Those of `rope_scaling`, else of `rope_parameters`."""
     given: dict[str, Any] = dict(values.get("rope_scaling") or values.get("rope_parameters") or {})
-    partial = given.get("partial_rotary_factor", values.get("partial_rotary_factor")) or 1
-    if partial != 1 and given.get("rope_type") != "proportional":
-        raise InputError(f"partial_rotary_factor {partial} is not supported, only whole heads")
     if any(isinstance(value, Mapping) for value in given.values()):
         raise InputError(f"rope settings by layer type ({', '.join(given)}) are not supported")
     return given

@@ -1,7 +1,7 @@
 """Gemma 4 as it is published: a language model, `gemma4_text`, with towers for images and audio,
 which are left out."""
 
-from peagle.models.families import gemma4_text
+from peagle.models.families import config, gemma4_text
 from peagle.models.families.config import Values
 from peagle.models.families.tensors import Place
 from peagle.models.spec import DecoderSpec, LayerSpec
@@ -16,14 +16,11 @@ IGNORED = (
     "model.audio_tower.",
     "model.embed_audio.",
 )
-OUTER = ("tie_word_embeddings", "quantization_config")
-"""Keys that stand beside the language model's."""
 
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
-    outer = {key: values[key] for key in OUTER if key in values}
-    return gemma4_text.spec({**values["text_config"], **outer})
+    return gemma4_text.spec(config.text(values))
 
 
 def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:

@@ -37,7 +37,7 @@ def spec(values: Values) -> DecoderSpec:
     values = config.with_usual(values, USUAL)
     bias = bool(values.get("attention_bias", True))
     rotated = {**values, "rope_parameters": values.get("rope_parameters") or ROPE}
-    attention = replace(config.attention(rotated, ROPE_THETA), bias=bias, sinks=True)
+    attention = replace(config.attention(rotated, ROPE_THETA), bias=bias, out_bias=bias, sinks=True)
     experts, norms = _experts(values), config.norms(values)
     width = int(values["sliding_window"])
     config.require_positive(sliding_window=width)

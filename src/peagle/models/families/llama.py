@@ -15,8 +15,7 @@ IGNORED = ()
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
     config.refuse_windows(values)
-    layer = LayerSpec(config.attention(values), config.mlp(values), config.norms(values))
-    return config.decoder(values, [layer] * config.num_layers(values))
+    return config.dense(values, [config.attention(values)] * config.num_layers(values))
 
 
 def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:

@@ -22,9 +22,7 @@ def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
     values = {"max_position_embeddings": POSITIONS, **values}
     attention = replace(config.attention(values), qk_norm=True)
-    mlp, norms = config.mlp(values), config.norms(values)
-    layers = [LayerSpec(replace(attention, window=each), mlp, norms) for each in windows(values)]
-    return config.decoder(values, layers)
+    return config.dense(values, [replace(attention, window=each) for each in windows(values)])
 
 
 def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
@@ -34,11 +32,7 @@ def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
 
 def window(values: Values) -> int | None:
     """Width of the windows; None where `use_sliding_window` does not turn them on."""
-    width = values.get("sliding_window", WINDOW)
-    if width is None or not values.get("use_sliding_window"):
-        return None
-    config.require_positive(sliding_window=int(width))
-    return int(width)
+    return config.window(values, WINDOW) if values.get("use_sliding_window") else None
 
 
 def windows(values: Values) -> list[int | None]:

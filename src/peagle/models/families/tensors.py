@@ -1,11 +1,14 @@
 """What most families call their tensors."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from peagle.models.spec import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec, MLPSpec
-from peagle.models.weights import TensorRule
+import torch
+from torch import Tensor
 
-HEAD = "lm_head.weight"
+from peagle.models.spec import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec, MLPSpec
+from peagle.models.weights import Shape, TensorRule
+from peagle.ops.weight import Weight
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,25 @@ def embeddings(prefix: str) -> str:
     return f"{prefix}.embed_tokens.weight"
 
 
+@dataclass(frozen=True)
+class ScaledRule(TensorRule):
+    """A parameter that is the file's tensor times a number."""
+
+    scale: float = 1.0
+
+    def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
+        return super().join([part * self.scale for part in theirs], ours, dtype)
+
+    def split(self, ours: Weight) -> Sequence[Tensor]:
+        return [part / self.scale for part in super().split(ours)]
+
+
+def head(prefix: str) -> str:
+    """What the file calls the head. prefix: as above."""
+    outer = prefix.removesuffix(".model") + "." if prefix.endswith(".model") else ""
+    return f"{outer}lm_head.weight"
+
+
 def ends(spec: DecoderSpec, prefix: str) -> list[TensorRule]:
     """Embeddings, final norm, and the head unless it is the embeddings. prefix: as above.
 
@@ -58,9 +80,11 @@ def ends(spec: DecoderSpec, prefix: str) -> list[TensorRule]:
     size = (spec.vocab_size,)
     embed = TensorRule("embed.weight", (embeddings(prefix),), size)
     norm = TensorRule("norm.weight", (f"{prefix}.norm.weight",), (spec.hidden_size,))
+    if spec.logit_scale != 1:
+        norm = ScaledRule(norm.ours, norm.theirs, norm.sizes, scale=spec.logit_scale)
     if not spec.tie_word_embeddings:
-        return [embed, norm, TensorRule("head.weight", (HEAD,), size)]
-    return [replace(embed, layouts=(TensorRule("embed.weight", (HEAD,), size),)), norm]
+        return [embed, norm, TensorRule("head.weight", (head(prefix),), size)]
+    return [replace(embed, layouts=(TensorRule("embed.weight", (head(prefix),), size),)), norm]
 
 
 def dense_layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
@@ -70,6 +94,14 @@ def dense_layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorR
         *norms(hidden_size, place),
         *attention(spec.attention, hidden_size, place),
         *mlp(spec.feed_forward, hidden_size, place),
+    ]
+
+
+def fused_layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
+    """The same of a family whose files hold q, k and v as one, and gate and up."""
+    return [
+        replace(rule.layouts[0], layouts=(replace(rule, layouts=()),)) if rule.layouts else rule
+        for rule in dense_layer(spec, hidden_size, place)
     ]
 
 
@@ -88,7 +120,7 @@ def attention(spec: AttentionSpec, hidden_size: int, place: Place) -> list[Tenso
     parts = ("self_attn.q_proj", "self_attn.k_proj", value)
     sizes = (spec.width, spec.kv_width, spec.kv_width)
     rules = place.fused("attention.qkv", parts, sizes, spec.bias, "self_attn.qkv_proj")
-    rules += place.linear("attention.out", ("self_attn.o_proj",), (hidden_size,), spec.bias)
+    rules += place.linear("attention.out", ("self_attn.o_proj",), (hidden_size,), spec.out_bias)
     if spec.qk_norm:
         norms = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
         rules.append(place.rule("attention.qk_norm.weight", norms, (spec.head_dim,) * 2))

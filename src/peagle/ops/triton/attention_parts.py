@@ -12,24 +12,32 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def turns(rotations, positions, weight, SIZE: tl.constexpr, NORM: tl.constexpr):
+def turns(
+    rotations, positions, weight, SIZE: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr
+):
     """The rotation at some positions, [rows, 1], times the norm's weight: what lanes are multiplied
-    by, and what the lanes half a head away are."""
+    by, and what the lanes are that they are paired with. WIDTH: of a head's lanes that turn."""
     lane = tl.arange(0, SIZE)[None, :]
-    turn = rotations + positions * 2 * SIZE
-    own, crossed = tl.load(turn + lane), tl.load(turn + SIZE + lane)
+    turn = rotations + positions * 2 * WIDTH
+    if WIDTH == SIZE:
+        own, crossed = tl.load(turn + lane), tl.load(turn + WIDTH + lane)
+    else:
+        own = tl.load(turn + lane, mask=lane < WIDTH, other=1.0)
+        crossed = tl.load(turn + WIDTH + lane, mask=lane < WIDTH, other=0.0)
     if NORM:
         own = own * tl.load(weight + lane).to(tl.float32)
-        crossed = crossed * tl.load(weight + (lane + SIZE // 2) % SIZE).to(tl.float32)
+        crossed = crossed * tl.load(weight + (lane + WIDTH // 2) % WIDTH).to(tl.float32)
     return own, crossed
 
 
 @triton.jit
-def normed_rotated(at, mask, own, crossed, eps, SIZE: tl.constexpr, NORM: tl.constexpr):
-    """Rows of heads in float32, normed and rotated. own, crossed: of `turns`."""
+def normed_rotated(
+    at, mask, own, crossed, eps, SIZE: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr
+):
+    """Rows of heads in float32, normed and rotated. own, crossed, WIDTH: of `turns`."""
     lane = tl.arange(0, SIZE)[None, :]
     x = tl.load(at + lane, mask=mask, other=0.0).to(tl.float32)
-    y = tl.load(at + (lane + SIZE // 2) % SIZE, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(at + (lane + WIDTH // 2) % WIDTH, mask=mask, other=0.0).to(tl.float32)
     rotated = x * own + y * crossed
     if NORM:
         rotated = rotated * tl.rsqrt(tl.sum(x * x, 1) / SIZE + eps)[:, None]

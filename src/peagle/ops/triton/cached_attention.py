@@ -249,6 +249,7 @@ def store(
         HEADS=spec.num_heads,
         KV_HEADS=spec.num_kv_heads,
         SIZE=spec.head_dim,
+        WIDTH=spec.rotations.shape[-1],
         TOTAL=triton.next_power_of_2(total),
         NORM=norm is not None,
         V_NORM=spec.v_norm,
@@ -274,6 +275,7 @@ def _store(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
     TOTAL: tl.constexpr,
     NORM: tl.constexpr,
     V_NORM: tl.constexpr,
@@ -287,8 +289,8 @@ def _store(
     weight = norm_weight + tl.where(head < HEADS, 0, SIZE)
     at = row * (HEADS + 2 * KV_HEADS) * SIZE + head * SIZE
     position = tl.minimum(tl.load(positions + row), last_position)
-    own, crossed = turns(rotations, position, weight, SIZE, NORM)
-    x = normed_rotated(qkv + at, turned, own, crossed, eps, SIZE, NORM)
+    own, crossed = turns(rotations, position, weight, SIZE, WIDTH, NORM)
+    x = normed_rotated(qkv + at, turned, own, crossed, eps, SIZE, WIDTH, NORM)
     x = x.to(cache.dtype.element_ty)
     is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
     v = tl.load(qkv + at + lane, mask=is_value, other=0.0)

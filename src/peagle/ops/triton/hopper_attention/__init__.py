@@ -37,13 +37,14 @@ takes no trees."""
 
 
 def takes(spec: QKVSpec, cache: Tensor, rows: PassRows) -> bool:
-    """Whether the kernel covers these sizes and the type, which rows and cache share, and values as
-    they are, and is faster than Triton's."""
+    """Whether the kernel covers these sizes and the type, which rows and cache share, whole heads
+    that turn, and values as they are, and is faster than Triton's."""
     lines, pairs = _lines(spec, rows), len(rows.requests) * spec.num_kv_heads
     many = pairs >= LEAST_PAIRS or rows.ancestors is not None
     quicker = lines < LEFT_LINES or (lines == LEFT_LINES and many)
     halves = cache.dtype in (torch.bfloat16, torch.float16)
-    return quicker and halves and spec.head_dim in HEAD_DIMS and not spec.v_norm
+    whole = spec.rotations.shape[-1] == spec.head_dim and not spec.v_norm
+    return quicker and halves and spec.head_dim in HEAD_DIMS and whole
 
 
 def shares_of(rows: PassRows, spec: QKVSpec) -> Tensor:
