@@ -5,6 +5,7 @@ import pytest
 from tiny_pair import save_tokenizer
 
 from peagle.errors import InputError
+from peagle.models.families import FAMILIES
 from peagle.models.tokenizer import load_tokenizer
 
 
@@ -16,8 +17,8 @@ def test_a_tokenizer_that_another_family_would_need(tmp_path: Path, kind: object
     with pytest.raises(InputError) as caught:
         load_tokenizer(tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path}: model_type {kind} is not supported; peagle runs llama, qwen3, qwen3_moe, "
-        "gpt_oss, gemma4, gemma4_text"
+        f"{tmp_path}: model_type {kind} is not supported; peagle runs "
+        f"{', '.join(family.MODEL_TYPE for family in FAMILIES.values())}"
     )
 
 
