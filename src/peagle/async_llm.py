@@ -48,8 +48,10 @@ class AsyncLLM:
         self._asked: queue.SimpleQueue[_Stream | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._closed = False
+        self._streams: dict[str, _Stream] = {}
+        """Those that run, by their requests' ids."""
         self.failed = False
-        """Whether an unrecoverable error ended the engine's thread."""
+        """Whether an unrecoverable error ended the engine's thread, or a step does not end."""
         loaded: Future[LLM] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(load, loaded), name="peagle-engine", daemon=True
@@ -124,12 +126,43 @@ class AsyncLLM:
         """Whether the engine's thread runs."""
         return self._thread.is_alive()
 
-    def close(self) -> None:
-        """Stop the engine's thread; streams still open end with `EngineClosedError`."""
+    @property
+    def responds(self) -> bool:
+        """Whether the engine steps, or could."""
+        return self.alive and not self.failed and self.llm.engine.responds
+
+    def watch(self) -> None:
+        """Fail once a step does not end."""
+        self.llm.engine.watch(self._give_up)
+
+    def close(self, seconds: float | None = None) -> None:
+        """Stop the engine's thread; streams still open end with `EngineClosedError`.
+
+        seconds: after which an engine in another process is killed, and after as many again the
+        thread is left to itself, as `alive` then says; None: this waits.
+        """
         with self._closing:
             self._closed = True
             self._put(None)
-        self._thread.join()
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            self.llm.engine.kill()
+            self._thread.join(seconds)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Accept no more requests, and end all streams with `EngineClosedError`, at once."""
+        waiting = [*self._streams.values()]
+        with self._closing:
+            self._closed = True
+            while not self._asked.empty():
+                stream = self._asked.get()
+                waiting += [stream] if stream is not None and not stream.cancelled else []
+        _deliver((stream, EngineClosedError(self.failed)) for stream in waiting)
+
+    def _give_up(self) -> None:
+        self.failed = True
+        self.abandon()
 
     def _ask(self, stream: "_Stream") -> None:
         with self._closing:
@@ -149,28 +182,28 @@ class AsyncLLM:
             return
         self.llm = llm
         loaded.set_result(llm)
-        streams: dict[str, _Stream] = {}
         try:
-            while self._obey(streams):
+            while self._obey():
                 try:
                     chunks = self.llm.step()
                 except EngineDeadError:
                     raise
                 except Exception as error:
-                    self._fail(streams, error)
+                    self._fail(error)
                     continue
-                self._hand_out(streams, chunks)
-            self._fail(streams, EngineClosedError())
+                self._hand_out(chunks)
+            self._fail(EngineClosedError())
         except BaseException:
-            self.failed = True
-            raise
+            if not self._closed:  # else it was killed
+                self.failed = True
+                raise
         finally:
-            self._end(streams)
+            self.abandon()
             llm.close()
 
-    def _hand_out(self, streams: dict[str, "_Stream"], chunks: Sequence[Chunk]) -> None:
+    def _hand_out(self, chunks: Sequence[Chunk]) -> None:
         """Deliver a step's chunks; streams that it completes are forgotten."""
-        brought = [(streams[chunk.request_id], chunk) for chunk in chunks]
+        brought = [(self._streams[chunk.request_id], chunk) for chunk in chunks]
         taken = _deliver(brought)
         engine = self.llm.engine
         begins = not all(stream.begun for stream, _ in brought)
@@ -181,47 +214,37 @@ class AsyncLLM:
         for stream, chunk in brought:
             stream.begun = True
             if chunk.completion is not None:
-                del streams[chunk.request_id]
+                del self._streams[chunk.request_id]
 
-    def _obey(self, streams: dict[str, "_Stream"]) -> bool:
+    def _obey(self) -> bool:
         """Submit and cancel what was asked since the last step; sleep while idle. False: stop.
 
         An engine in another process is waited for in its step, which tells if it ends.
         """
         in_process = self.llm.engine.in_process
-        while not self._asked.empty() or (in_process and not streams):
+        while not self._asked.empty() or (in_process and not self._streams):
             stream = self._asked.get()
             if stream is None:
                 return False
             if stream.cancelled:
                 self.llm.cancel(stream.request_id)
-                streams.pop(stream.request_id, None)
+                self._streams.pop(stream.request_id, None)
                 continue
             try:
                 stream.request_id = self.llm.submit(stream.prepared, stream.followed)
             except Exception as error:
                 _deliver([(stream, error)])
                 continue
-            streams[stream.request_id] = stream
+            self._streams[stream.request_id] = stream
         return True
 
-    def _fail(self, streams: dict[str, "_Stream"], error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """Tell all streams, then cancel them."""
-        failed = list(streams)
-        _deliver((stream, error) for stream in streams.values())
-        streams.clear()
+        failed = list(self._streams)
+        _deliver((stream, error) for stream in self._streams.values())
+        self._streams.clear()
         for request_id in failed:
             self.llm.cancel(request_id)
-
-    def _end(self, streams: dict[str, "_Stream"]) -> None:
-        """Tell every waiting stream that nothing more comes, and accept no more requests."""
-        waiting = [*streams.values()]
-        with self._closing:
-            self._closed = True
-            while not self._asked.empty():
-                stream = self._asked.get()
-                waiting += [stream] if stream is not None and not stream.cancelled else []
-        _deliver((stream, EngineClosedError(self.failed)) for stream in waiting)
 
 
 class _Inbox:

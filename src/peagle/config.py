@@ -376,6 +376,9 @@ class EngineConfig(Config):
     second at the current load; fixed: always K."""
     seed: int = 0
     """Seeds requests without a seed of their own."""
+    step_timeout: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    """Seconds after which a step counts as stuck, and a server ends; 0: never. Unset is 180 on a
+    GPU and 600 on a CPU."""
 
 
 def speculative_values(text: str) -> dict[str, Any]:

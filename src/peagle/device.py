@@ -1,5 +1,6 @@
 """What `auto` means on this machine."""
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 PROMPT_TOKENS = {"cpu": 1024, "cuda": 8192}
 """Of these, for prompts. Fewer on a CPU: its time grows with the rows, and a whole burst of prompts
 would wait for its last."""
+STEP_TIMEOUT = {"cpu": 600.0, "cuda": 180.0}
 
 
 def resolve_device(name: str) -> torch.device:
@@ -47,6 +49,12 @@ def batched_tokens(config: EngineConfig, device: torch.device) -> int:
 def prompt_tokens(config: EngineConfig, device: torch.device) -> int:
     """Most of those rows that prompts may take."""
     return config.max_num_batched_tokens or PROMPT_TOKENS[device.type]
+
+
+def step_timeout(config: EngineConfig, device: torch.device) -> float:
+    """Seconds after which a step counts as stuck; infinite: never."""
+    asked = config.step_timeout
+    return STEP_TIMEOUT[device.type] if asked is None else asked or math.inf
 
 
 def require_memory(needed: int, device: torch.device, what: str) -> None:

@@ -13,6 +13,7 @@ from peagle.engine.engine import Engine
 from peagle.engine_client.loop import EngineLoop
 from peagle.engine_client.messages import (
     Add,
+    Beat,
     Channel,
     Failed,
     FromEngine,
@@ -44,11 +45,18 @@ def engine(targets) -> Engine:
     return Engine(targets["easy"].decoder, None, 0, tiny.engine_config())
 
 
+def received(front: Channel):
+    """The next message that is no beat."""
+    while isinstance(message := front.receive(), Beat):
+        pass
+    return message
+
+
 def tokens_of(front: Channel, request_id: str) -> int:
     """How many tokens a request gets until it ends."""
     count = 0
     while True:
-        message = front.receive()
+        message = received(front)
         assert isinstance(message, Stepped)
         for output in message.outputs:
             assert output.request_id == request_id
@@ -67,11 +75,11 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(engine: Engine, monke
 
             patch.setattr(engine.worker, "exchange", fail)
             loop.take(Add("lost", [5, 6, 7], HOW, None))
-            message = front.receive()
+            message = received(front)
         assert isinstance(message, Failed)
         assert (message.error, message.dead) == ("RuntimeError: no step", False)
         assert 'raise RuntimeError("no step")' in message.traceback
-        idle = front.receive()
+        idle = received(front)
         assert isinstance(idle, Stepped)
         assert (idle.outputs, idle.stats.running, idle.stats.waiting) == ([], 0, 0)
         loop.take(Add("next", [5, 6, 7], HOW, None))
@@ -87,7 +95,7 @@ def test_a_lost_device_ends_it(engine: Engine, monkeypatch):
     monkeypatch.setattr(engine.worker, "forget", fail)
     with running(engine) as (loop, front, thread):
         loop.take(Add("lost", [5, 6, 7], HOW, None))
-        message = front.receive()
+        message = received(front)
         thread.join(30)
     assert isinstance(message, Failed)
     assert message.dead

@@ -40,6 +40,7 @@ OTHERS = [
     ("/v1/models", "GET"),
     ("/v1/models/{name}", "GET"),
     ("/health", "GET"),
+    ("/ready", "GET"),
     ("/load", "GET"),
     ("/ping", "GET"),
     ("/ping", "POST"),

@@ -6,12 +6,16 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from process import Process
+from stuck_child import STUCK
 
 from peagle.bench.processes import family
 from peagle.cli.loading import wants_own_process
@@ -25,6 +29,14 @@ from peagle.__main__ import main
 with mock.patch("peagle.cli.loading.wants_own_process", return_value=True):
     sys.exit(main())
 """
+WITH_A_STUCK_CHILD = f"""
+import sys
+from unittest import mock
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+mock.patch("peagle.engine_client.process.CHILD", "stuck_child").start()
+mock.patch("peagle.engine_client.process.SILENCE", 3.0).start()
+{AS_ON_A_GPU}"""
+"""And one whose engine keeps its interpreter when asked to, and must not be silent for long."""
 LONG = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
 PATIENCE = 240.0
 """Seconds, far more than anything here takes on an idle machine."""
@@ -33,10 +45,16 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="re
 
 
 @pytest.fixture
-def process(forked: None) -> Iterator[Process]:
+def code() -> str:
+    """What starts the server."""
+    return AS_ON_A_GPU
+
+
+@pytest.fixture
+def process(forked: None, code: str) -> Iterator[Process]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    running = Process(port, "--log-format", "json", module=("-c", AS_ON_A_GPU))
+    running = Process(port, "--log-format", "json", module=("-c", code))
     running.wait()
     yield running
     running.process.kill()
@@ -129,6 +147,41 @@ def test_a_server_ends_with_its_engine_and_says_why(process: Process):
     _, errors = process.process.communicate(timeout=PATIENCE)
     assert process.process.returncode == 1
     assert "the engine's process ended: killed by SIGKILL" in errors
+
+
+def stop_and_fill(process: Process) -> list[Any]:
+    """Stop the engine, and send it more than its socket holds."""
+    os.kill(engine_of(process), signal.SIGSTOP)
+    return [process.post(LONG | {"prompt": [999] * 1000}) for _ in range(200)]
+
+
+def keep_the_interpreter(process: Process) -> list[Any]:
+    return [process.post(LONG | {"prompt": [STUCK, 5]})]
+
+
+@pytest.mark.parametrize("code", [WITH_A_STUCK_CHILD])
+@pytest.mark.parametrize("break_it", [stop_and_fill, keep_the_interpreter])
+def test_a_stuck_engine_is_told_and_ended(
+    break_it: Callable[[Process], list[Any]], process: Process
+):
+    """Its streams get an error, and a signal ends both processes, whatever the engine does."""
+    engine = engine_of(process)
+    answers = [process.post(LONG)]
+    answers[0].readline()
+    answers += break_it(process)
+    process.wait(status=503)
+    assert process.get("/ready") == 503
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        process.post(LONG)
+    metrics = urllib.request.urlopen(f"{process.url}/metrics", timeout=PATIENCE).read().decode()
+    [age] = [line for line in metrics.splitlines() if line.startswith("peagle:step_age_seconds{")]
+    assert float(age.split()[1]) > 3.0
+    process.process.send_signal(signal.SIGTERM)
+    for answer in answers:
+        last = answer.read().strip().split(b"data: ")[-1]
+        assert json.loads(last)["error"]["type"] == "service_unavailable_error"
+    process.process.communicate(timeout=PATIENCE)
+    assert not runs(engine)
 
 
 @pytest.mark.parametrize("gpu", [True, False])

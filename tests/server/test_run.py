@@ -29,6 +29,14 @@ from peagle.server.settings import ServerSettings
 
 PATIENCE = 200.0
 """Seconds, far more than anything here takes on an idle machine, fewer than a drain may take."""
+WITH_TIME = """
+import sys
+from unittest import mock
+from peagle.__main__ import main
+with mock.patch("peagle.server.run.LAST", 60.0):
+    sys.exit(main())
+"""
+"""On a busy machine it may take more than a second to tell those who wait."""
 NODES = json.dumps(
     {"model": str(bundled("peagle")), "num_speculative_tokens": 5, "num_tree_nodes": 7}
 )
@@ -42,7 +50,8 @@ def port() -> int:
 
 @pytest.fixture
 def process(port: int, forked: None) -> Iterator[Process]:
-    running = Process(port, "--log-format", "json", "--drain-seconds", "240")
+    flags = ("--log-format", "json", "--drain-seconds", "240")
+    running = Process(port, *flags, module=("-c", WITH_TIME))
     running.wait()
     yield running
     running.process.kill()
@@ -156,12 +165,11 @@ def test_a_second_signal_ends_at_once(process: Process):
     process.process.send_signal(signal.SIGINT)
     process.wait(status=503)
     process.process.send_signal(signal.SIGINT)
+    last = answer.read().strip().split(b"data: ")[-1]
+    assert json.loads(last)["error"]["message"] == "the server is shutting down"
     _, errors = process.process.communicate(timeout=PATIENCE)
     assert process.process.returncode == 0
     assert "ASGI" not in errors
-    events = [json.loads(line) for line in errors.splitlines()]
-    [request] = [event for event in events if event.get("path") == "/v1/completions"]
-    assert (request["status"], request["aborted"]) == (200, True)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,11 @@ READERS: dict[str, Help] = {
     "reasoning_parser": ("vLLM's name of how thoughts are written.", "as found"),
 }
 """The same of `ChatConfig`."""
-Sizes = Annotated[dict[str, Any], fields(EngineConfig, SIZES)]
+WATCHED: dict[str, Help] = {
+    "step_timeout": ("Seconds of a step after which the server ends; 0: never.", "600; GPU: 180"),
+}
+"""The same of `EngineConfig`, besides its sizes."""
+Sizes = Annotated[dict[str, Any], fields(EngineConfig, SIZES | WATCHED)]
 Server = Annotated[dict[str, Any], fields(ServerSettings, SERVER)]
 Readers = Annotated[dict[str, Any], fields(ChatConfig, READERS)]
 KEY = "PEAGLE_API_KEY"

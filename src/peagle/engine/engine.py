@@ -1,11 +1,13 @@
 """The engine: add, abort, step."""
 
 import functools
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 from peagle.config import EngineConfig, SamplingParams
+from peagle.device import step_timeout
 from peagle.drafters.kind import Kind
 from peagle.drafters.proposer import Proposer
 from peagle.engine.capacity import capacity_of
@@ -19,6 +21,7 @@ from peagle.engine.plan import NOTHING, Plan
 from peagle.engine.repeats import Repeats
 from peagle.engine.request import Request, RequestOutput
 from peagle.engine.scheduler import Scheduler
+from peagle.engine.step import Step
 from peagle.engine.thread_count import thread_count
 from peagle.engine.worker import open_worker
 from peagle.errors import ContextLengthError, InputError
@@ -71,6 +74,8 @@ class EngineFacts:
     runs_ahead: bool
     """Whether a step's results come while the device works on the next one."""
     drafter: DrafterFacts | None
+    step_timeout: float
+    """Seconds after which a step counts as stuck; infinite: never."""
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Raise `InputError` for what cannot be run as asked; callable from any thread."""
@@ -154,6 +159,11 @@ class Engine:
         self._may_leave = ahead and needs.network is not None and not needs.history
         """Whether requests may go without drafts: on a CPU the cost of a cycle depends on how many
         of its requests do."""
+        self._step_timeout = step_timeout(config, target.embed.weight.device)
+        self.newest = Step(0)
+        """The last step that was planned."""
+        self.began: float | None = None
+        """When the call of `step` that runs began, by `time.monotonic`; None: none runs."""
         self._seed = config.seed
         self._added = 0
 
@@ -183,6 +193,7 @@ class Engine:
             most_trees=self.worker.branching.most_requests if self.worker.branching.nodes else 0,
             runs_ahead=self.runs_ahead,
             drafter=drafter,
+            step_timeout=self._step_timeout,
         )
 
     @property
@@ -238,14 +249,17 @@ class Engine:
         When it raises, requests keep their tokens and are computed again from the start. Raises
         `EngineDeadError` when there is no going on.
         """
+        self.began = time.monotonic()
         try:
-            step = self.scheduler.launch(self._plan())
+            self.newest = step = self.scheduler.launch(self._plan())
             with self._threads.step(step.rows) if self._threads else nullcontext():
                 outcome = self.worker.exchange(step)
             return self.scheduler.commit(outcome)
         except BaseException:
             self._restart()
             raise
+        finally:
+            self.began = None
 
     def _restart(self) -> None:
         """Begin all requests anew after an error within a step."""

@@ -154,6 +154,17 @@ class Step:
         """Whether the host takes part in a choice of tokens."""
         return any(item.hosted for item in self.work)
 
+    @property
+    def description(self) -> str:
+        """What there is to compute, for the log."""
+        drafts = max((cycle.drafts for cycle in self.cycles), default=0)
+        furthest = max((item.start for item in self.work), default=0)
+        return (
+            f"step {self.number} ({len(self.cycles)} cycles of up to {drafts} drafts, "
+            f"{self.nodes} where they branch, {self.repeats} times; {len(self.chunks)} chunks of "
+            f"prompts; {self.rows} rows up to position {furthest}; on the host: {self.hosted})"
+        )
+
 
 @dataclass(frozen=True)
 class TokenLogprobs:

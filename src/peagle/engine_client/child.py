@@ -4,6 +4,7 @@ DESCRIPTOR is that of its end of the socket pair. It ends when the other end is 
 death of the process there; signals that are meant for both it ignores.
 """
 
+import faulthandler
 import signal
 import sys
 
@@ -12,6 +13,7 @@ def main() -> int:
     """Load and run the engine; returns the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # where is it? as in the one in front
     from peagle.engine_client.loop import serve  # seconds, in which signals may come
 
     return serve(int(sys.argv[1]))

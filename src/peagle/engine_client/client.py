@@ -1,7 +1,7 @@
 """What `LLM` has of an engine, wherever it runs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from peagle.config import SamplingParams
@@ -39,6 +39,25 @@ class EngineClient(ABC):
     @abstractmethod
     def stats(self) -> EngineStats:
         """How busy the engine is, and what it has done so far."""
+
+    @property
+    @abstractmethod
+    def step_age(self) -> float:
+        """Seconds for which the present step runs; 0 between steps."""
+
+    @property
+    def responds(self) -> bool:
+        """Whether it steps, or could: no step is stuck."""
+        return self.step_age <= self.facts.step_timeout
+
+    @abstractmethod
+    def watch(self, give_up: Callable[[], object]) -> None:
+        """Have `give_up` called, from another thread, once a step is stuck in this process; an
+        engine elsewhere watches itself."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End what runs elsewhere at once, whatever it does; from any thread."""
 
     @abstractmethod
     def build_grammars(self) -> None:

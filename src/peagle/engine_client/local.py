@@ -1,6 +1,7 @@
 """An engine in this process."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from peagle.config import SamplingParams
 from peagle.engine.engine import Engine, EngineStats
@@ -8,6 +9,7 @@ from peagle.engine.request import RequestOutput
 from peagle.engine_client.client import EngineClient
 from peagle.engine_client.constraints import Constraints
 from peagle.engine_client.form import Form
+from peagle.engine_client.watchdog import Watchdog
 
 
 class LocalEngine(EngineClient):
@@ -18,6 +20,7 @@ class LocalEngine(EngineClient):
     def __init__(self, core: Engine, constraints: Constraints) -> None:
         super().__init__(core.facts)
         self.core, self.constraints = core, constraints
+        self._watchdog: Watchdog | None = None
 
     @property
     def busy(self) -> bool:
@@ -26,6 +29,15 @@ class LocalEngine(EngineClient):
     @property
     def stats(self) -> EngineStats:
         return self.core.stats
+
+    @property
+    def step_age(self) -> float:
+        began = self.core.began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def watch(self, give_up: Callable[[], object]) -> None:
+        self._watchdog = Watchdog(self.core, give_up)
+        self._watchdog.start()
 
     def build_grammars(self) -> None:
         self.constraints.build()
@@ -48,5 +60,10 @@ class LocalEngine(EngineClient):
     def wake(self) -> None:
         """Nothing: its steps wait for nobody."""
 
+    def kill(self) -> None:
+        """Nothing: nothing runs elsewhere."""
+
     def close(self) -> None:
-        """Nothing: it ends with its last reference."""
+        """Watch no more; the engine ends with its last reference."""
+        if self._watchdog is not None:
+            self._watchdog.stop()

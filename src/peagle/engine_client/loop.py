@@ -1,5 +1,6 @@
 """The engine's process from within: steps on one thread, messages and grammars on others."""
 
+import contextlib
 import json
 import os
 import queue
@@ -20,6 +21,7 @@ from peagle.engine_client.messages import (
     Abort,
     Add,
     Answered,
+    Beat,
     BuildGrammars,
     Channel,
     Compile,
@@ -33,9 +35,12 @@ from peagle.engine_client.messages import (
     read_params,
 )
 from peagle.engine_client.source import EngineSource
+from peagle.engine_client.watchdog import Watchdog
 from peagle.errors import InputError
 from peagle.models.tokenizer import load_tokenizer
 
+STUCK = 70
+"""The exit code after a step that did not end: sysexits' EX_SOFTWARE."""
 TURN = 5e-4
 """Seconds for which launches keep the interpreter while a message waits to be read."""
 
@@ -119,6 +124,7 @@ class EngineLoop:
 
     def run(self) -> int:
         """Step until the engine is lost; returns the exit code."""
+        Watchdog(self._core, lambda: os._exit(STUCK), self._beat, kills=True).start()
         while True:
             self._obey()
             try:
@@ -139,6 +145,12 @@ class EngineLoop:
             if self._asked.empty() and self._core.stats != self._told:
                 self._tell([])
             self._asked.get()()
+
+    def _beat(self) -> None:
+        """Let the one in front know that this process has turns, unless it reads nothing."""
+        if not self._channel.is_full:
+            with contextlib.suppress(OSError):  # the reader's thread ends the process
+                self._channel.send(Beat(self._engine.step_age))
 
     def _tell(self, outputs: list[RequestOutput]) -> None:
         self._told = self._core.stats

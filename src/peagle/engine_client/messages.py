@@ -5,6 +5,10 @@ Configurations travel as JSON in ASCII, which holds any number and any text that
 
 import contextlib
 import json
+import os
+import select
+import socket
+import struct
 import threading
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
@@ -93,6 +97,13 @@ class Stepped(Envelope, frozen=True):
     stats: EngineStats
 
 
+class Beat(Envelope, frozen=True):
+    """Sent every second: the process has turns."""
+
+    step_age: float
+    """As in `EngineClient`."""
+
+
 class Failed(Envelope, frozen=True):
     """An exception; the engine has no requests any more."""
 
@@ -113,7 +124,7 @@ class Answered(Envelope, frozen=True):
 
 
 ToEngine = Open | BuildGrammars | Compile | Add | Abort
-FromEngine = Ready | Refused | Stepped | Failed | Answered
+FromEngine = Ready | Refused | Stepped | Beat | Failed | Answered
 Received = TypeVar("Received")
 
 
@@ -135,6 +146,21 @@ class Channel(Generic[Received]):
         data = msgspec.msgpack.encode(message)
         with self._sending:
             self._connection.send_bytes(data)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a message would wait for the other end."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLOUT)
+        return not poll.poll(0)
+
+    def limit_sends(self, seconds: float) -> None:
+        """From now on a `send` that the other end lets wait for so long raises `BlockingIOError`;
+        part of the message may have gone."""
+        with socket.socket(fileno=os.dup(self.fileno())) as same:
+            same.setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), 0)
+            )
 
     def receive(self) -> Received:
         """The next message. Raises `EOFError` or `OSError` when none can come any more."""

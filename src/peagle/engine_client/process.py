@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import json
+import logging
+import math
 import os
 import selectors
 import signal
@@ -10,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -25,6 +28,7 @@ from peagle.engine_client.messages import (
     Abort,
     Add,
     Answered,
+    Beat,
     BuildGrammars,
     Channel,
     Compile,
@@ -42,7 +46,17 @@ from peagle.errors import InputError
 
 CHILD = "peagle.engine_client.child"
 GRACE = 5.0
-"""Seconds that the process has to end by itself once nothing more can come."""
+"""Seconds that the process has to end by itself once nothing more can come, and once it is
+killed."""
+WAIT = 1.0
+"""Seconds after which a step that waits for the process returns without anything."""
+SILENCE = 10.0
+"""Seconds without a beat after which the process does not respond: it is stopped, or its
+interpreter is kept."""
+SPARE = 30.0
+"""Seconds of silence beyond the limit of a step after which the process is ended: it should have
+ended itself."""
+log = logging.getLogger("peagle.engine")
 
 
 class RemoteTracebackError(Exception):
@@ -84,6 +98,10 @@ class EngineProcess(EngineClient):
             raise
         self._stats = ready.stats
         super().__init__(ready.facts)
+        self._heard, self._age = time.monotonic(), 0.0
+        """When it was heard last, and how old its step was."""
+        if not math.isinf(limit := self.facts.step_timeout):
+            self._channel.limit_sends(limit + SPARE)
 
     @property
     def pid(self) -> int:
@@ -97,6 +115,18 @@ class EngineProcess(EngineClient):
     @property
     def stats(self) -> EngineStats:
         return self._stats
+
+    @property
+    def step_age(self) -> float:
+        silence = time.monotonic() - self._heard
+        return self._age + silence if self._age or silence > SILENCE else 0.0
+
+    @property
+    def responds(self) -> bool:
+        return time.monotonic() - self._heard <= SILENCE and super().responds
+
+    def watch(self, give_up: Callable[[], object]) -> None:
+        """Nothing: the process watches itself, and `step` whether it is heard."""
 
     def build_grammars(self) -> None:
         self._call(BuildGrammars)
@@ -117,12 +147,14 @@ class EngineProcess(EngineClient):
             self._send(Abort(request_id, reason))
 
     def step(self) -> list[RequestOutput]:
-        """Wait for the outputs of steps, all that have come, or for `wake`, which leaves none."""
+        """Wait for the outputs of steps, all that have come; there are none after `wake`, nor after
+        `WAIT` seconds."""
         if not self._come:
-            ready = [key.fileobj for key, _ in self._selector.select()]
+            ready = [key.fileobj for key, _ in self._selector.select(WAIT)]
             if self._woken in ready:
                 self._woken.recv(4096)
             if self._channel not in ready:
+                self._miss()
                 return []
             try:
                 self._come += self._channel.receive_all()
@@ -137,6 +169,9 @@ class EngineProcess(EngineClient):
         with contextlib.suppress(OSError):  # it has been woken often enough, or is closed
             self._waker.send(b"\0")
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def close(self) -> None:
         """End the process, and wait for it."""
         self._channel.close()
@@ -145,8 +180,18 @@ class EngineProcess(EngineClient):
         for each in (self._waker, self._woken):
             each.close()
 
+    def _miss(self) -> None:
+        """Raise `EngineDeadError` for a process that was not heard for too long."""
+        silence = time.monotonic() - self._heard
+        if silence > self.facts.step_timeout + SPARE:
+            told = f"the engine's process {self.pid} said nothing for {silence:.0f} s"
+            raise EngineDeadError(f"{told}: {self._end()}")
+
     def _take(self, message: FromEngine) -> list[RequestOutput]:
+        self._heard, self._age = time.monotonic(), 0.0
         match message:
+            case Beat(age):
+                self._age = age
             case Stepped(outputs, stats):
                 self._stats = stats
                 return self._wanted(outputs)
@@ -198,23 +243,36 @@ class EngineProcess(EngineClient):
             raise EngineStepError(failed.error) from RemoteTracebackError(failed.traceback)
 
     def _send(self, message: Envelope) -> None:
-        with contextlib.suppress(OSError):  # it has ended, as the next step will say
+        try:
             self._channel.send(message)
+        except BlockingIOError:  # it takes nothing in, and may have half of a message
+            self.kill()
+        except OSError:  # it has ended, as the next step will say
+            pass
 
     def _end(self) -> str:
         """Wait for the end of the process, fail what waits for it, and say how it ended."""
-        try:
-            code = self._process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
+        code = self._wait()
+        if code is None:
+            self.kill()
+            code = self._wait()
         with self._calling:
             self._ended = True
             waiting = [*self._calls.values()]
             self._calls.clear()
         for answer in waiting:
             answer.set_exception(EngineDeadError("the engine's process has ended"))
+        if code is None:
+            told = f"the device does not let go of pid {self.pid}"
+            log.error(told)
+            return told
         return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+    def _wait(self) -> int | None:
+        """The exit code; None if it does not end in time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(GRACE)
+        return None
 
 
 def _start() -> tuple["subprocess.Popen[bytes]", int]:

@@ -183,10 +183,11 @@ def _add_state(app: FastAPI, service: Service) -> None:
         return _card(service, name)
 
     @app.get("/health")
+    @app.get("/ready")
     @app.get("/ping")
     @app.post("/ping")
     async def health() -> JSONResponse:
-        """200 while requests are taken, 503 otherwise."""
+        """200 while requests are taken and the engine steps, or could; 503 otherwise."""
         return JSONResponse({}, 200 if service.ready else 503)
 
     @app.get("/load")

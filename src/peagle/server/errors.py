@@ -108,6 +108,11 @@ def closing(failed: bool = False) -> APIError:
     )
 
 
+def unresponsive() -> APIError:
+    """The refusal of requests while the engine is stuck, of which it may recover."""
+    return APIError(503, "the engine does not respond", headers={"Retry-After": "10"})
+
+
 def as_api_error(error: Exception) -> APIError:
     """The refusal for an exception; of an internal error the client learns nothing more."""
     if isinstance(error, APIError):

@@ -43,10 +43,16 @@ class Metrics:
     Each series begins at 0 with the server: to Prometheus one that begins at 1 has not grown.
     """
 
-    def __init__(self, model_name: str, stats: Callable[[], EngineStats], k: int) -> None:
-        """k: most tokens that a cycle drafts."""
+    def __init__(
+        self,
+        model_name: str,
+        stats: Callable[[], EngineStats],
+        k: int,
+        step_age: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """k: most tokens that a cycle drafts; step_age: seconds for which the present step runs."""
         self._model, self._registry = model_name, CollectorRegistry()
-        self._registry.register(_StatsCollector(model_name, stats))
+        self._registry.register(_StatsCollector(model_name, stats, step_age))
         self._prompt_tokens = self._counter(
             "vllm:prompt_tokens", "Prompt tokens of finished requests."
         )
@@ -206,8 +212,10 @@ def _about(name: str) -> str:
 class _StatsCollector(Collector):
     """The engine's state at the moment of the scrape."""
 
-    def __init__(self, model_name: str, stats: Callable[[], EngineStats]) -> None:
-        self._model, self._stats = model_name, stats
+    def __init__(
+        self, model_name: str, stats: Callable[[], EngineStats], step_age: Callable[[], float]
+    ) -> None:
+        self._model, self._stats, self._step_age = model_name, stats, step_age
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
@@ -215,6 +223,7 @@ class _StatsCollector(Collector):
             "vllm:num_requests_running": stats.running,
             "vllm:num_requests_waiting": stats.waiting,
             "vllm:kv_cache_usage_perc": stats.kv_usage,
+            "peagle:step_age_seconds": self._step_age(),
         }
         counters = {
             "vllm:prefix_cache_queries": stats.prefix_queries,
@@ -223,7 +232,7 @@ class _StatsCollector(Collector):
         }
         for kind, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, value in values.items():
-                family = kind(name, name.removeprefix("vllm:").replace("_", " "), labels=[LABEL])
+                family = kind(name, name.partition(":")[2].replace("_", " "), labels=[LABEL])
                 family.add_metric([self._model], value)
                 yield family
         stopped = GaugeMetricFamily(

@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peagle.server.errors import APIError, closing
 
-OPEN_PATHS = frozenset({"/", "/health", "/load", "/ping", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/", "/health", "/load", "/ping", "/ready", "/version", "/metrics"})
 """Routes that need no key: probes, scrapes and the page, which asks for the key itself."""
-QUIET_PATHS = frozenset({"/health", "/load", "/ping", "/metrics"})
+QUIET_PATHS = frozenset({"/health", "/load", "/ping", "/ready", "/metrics"})
 """Requested every few seconds; not worth a line each."""
 FACTS = ("request_id", "method", "path", "status", "seconds", "client", "aborted")
 """What a log line holds besides its text."""

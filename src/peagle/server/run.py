@@ -2,12 +2,15 @@
 
 import asyncio
 import errno
+import faulthandler
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import FrameType
 
@@ -25,6 +28,8 @@ BACKLOG = 2048
 FAREWELL = 2
 """Seconds for what is still open after the time to drain: a body that never comes, a stream that
 nobody reads."""
+LAST = 0.8
+"""Seconds after a second signal for telling whoever has an open request."""
 TURN = 5e-4
 """Seconds for which a thread keeps the interpreter while another waits, with a GPU: other requests
 must be read while a thread makes text of a step's tokens, or launches a long prompt, which takes 20
@@ -72,7 +77,9 @@ def serve(
     failed, so that the process is started again.
     """
     set_up_log(settings.log_format)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # where is it?
     llm.llm.build_grammars()
+    llm.watch()
     if llm.llm.engine.runs_ahead:
         sys.setswitchinterval(TURN)
     app = create_app(llm, settings)
@@ -94,6 +101,8 @@ def serve(
         server.run(sockets=[listener])
     finally:
         service.close()
+        if llm.alive:  # in a step that does not end
+            server.leave_after(FAREWELL)
     return int(llm.failed)
 
 
@@ -115,7 +124,8 @@ def _log_start(llm: AsyncLLM, settings: ServerSettings, url: str) -> None:
 class DrainingServer(uvicorn.Server):
     """Keeps listening while it drains, so that probes get 503 and not a closed port.
 
-    A second signal ends it at once.
+    A second signal ends it at once. Neither waits for what does not end: after its time the process
+    is left, with its threads wherever they are.
     """
 
     def __init__(
@@ -142,6 +152,9 @@ class DrainingServer(uvicorn.Server):
         """Begin to drain; called for SIGTERM and SIGINT."""
         if self._service.draining or self._loop is None:
             self.should_exit = self.force_exit = True
+            self.leave_after(LAST)
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._service.abandon)
             return
         self._service.draining = True
         self._loop.call_soon_threadsafe(self._begin)
@@ -152,8 +165,20 @@ class DrainingServer(uvicorn.Server):
     async def _drain(self) -> None:
         log.info("draining; Ctrl-C or SIGTERM again to stop now")
         await self._service.drain()
-        await asyncio.to_thread(self._service.close)
+        with ThreadPoolExecutor(1) as apart:  # requests may keep all other threads
+            await asyncio.get_running_loop().run_in_executor(apart, self._service.close)
         self.should_exit = True
+        self.leave_after(2 * FAREWELL)
+
+    def leave_after(self, seconds: float) -> None:
+        """End the process after this time, whatever its threads do."""
+        timer = threading.Timer(seconds, self._leave)
+        timer.daemon = True
+        timer.start()
+
+    def _leave(self) -> None:
+        self._service.abandon()
+        os._exit(int(self._service.failed))
 
 
 def set_up_log(form: LogFormat) -> None:

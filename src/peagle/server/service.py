@@ -12,12 +12,14 @@ from peagle.config import SamplingParams
 from peagle.detokenizer import detokenize
 from peagle.live_request import ChatTurn, Prepared
 from peagle.llm import LLM, Prompt
-from peagle.server.errors import APIError, closing
+from peagle.server.errors import APIError, closing, unresponsive
 from peagle.server.metrics import Metrics, Watch
 from peagle.server.settings import ServerSettings
 
 DRAIN_STEP = 0.05
 """Seconds between two checks of what still runs."""
+GRACE = 5.0
+"""Seconds that the engine's thread has to end; as many again once its process is killed."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,10 @@ class Service:
         self._async = llm
         self.llm: LLM = llm.llm
         self.settings = settings
-        self.metrics = Metrics(settings.model_names[0], lambda: self.llm.engine.stats, self.llm.k)
+        engine = self.llm.engine
+        self.metrics = Metrics(
+            settings.model_names[0], lambda: engine.stats, self.llm.k, lambda: engine.step_age
+        )
         suggested = self.llm.sampling_defaults if settings.generation_config == "auto" else {}
         self.sampling_defaults = suggested | {"stream_interval": settings.stream_interval}
         self.capacity = math.inf
@@ -56,19 +61,24 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether new requests are accepted."""
-        return self._async.alive and not self.draining
+        return self._async.responds and not self.draining
 
     @property
     def failed(self) -> bool:
         """Whether the engine has failed."""
         return self._async.failed
 
+    @property
+    def stuck(self) -> bool:
+        """Whether the engine does not step, though it should."""
+        return not self._async.responds
+
     @contextlib.contextmanager
     def admit(self, sequences: int) -> Iterator[None]:
         """Reserve room for sequences. Raises `APIError`: 503 during shutdown, 429 when full."""
         if not self.ready:
             self.metrics.refused("draining" if self.draining else "engine")
-            raise closing(self.failed)
+            raise closing(self.failed) if self.draining or self.failed else unresponsive()
         if sequences > self.capacity:
             raise APIError(400, f"{sequences} sequences, but the server holds {self.capacity}", "n")
         if self.admitted + sequences > self.capacity:
@@ -136,13 +146,19 @@ class Service:
         """Accept no more requests, and wait for those that run as long as the settings allow."""
         self.draining = True
         deadline = asyncio.get_running_loop().time() + self.settings.drain_seconds
-        while self.admitted and asyncio.get_running_loop().time() < deadline:
+        while self.admitted and asyncio.get_running_loop().time() < deadline and not self.stuck:
             await asyncio.sleep(DRAIN_STEP)
 
-    def close(self) -> None:
-        """Stop the engine; streams still open end with an error."""
+    def abandon(self) -> None:
+        """End all requests with an error, and an engine in another process, at once."""
         self.draining = True
-        self._async.close()
+        self._async.abandon()
+        self.llm.engine.kill()
+
+    def close(self) -> None:
+        """Stop the engine, whatever it does; streams still open end with an error."""
+        self.draining = True
+        self._async.close(GRACE)
 
 
 async def _counted(batches: AsyncIterator[Batch], watches: Sequence[Watch]) -> AsyncIterator[Batch]:

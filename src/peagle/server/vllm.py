@@ -21,6 +21,7 @@ OURS = frozenset(
         "--threads",
         "--device",
         "--draft-length",
+        "--step-timeout",
         "--batch-invariant",
         "--quantize-activations",
         "--no-quantize-activations",
