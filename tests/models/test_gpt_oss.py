@@ -46,8 +46,8 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     ("chosen", lambda c: c.update(num_experts_per_tok=9), "it must be at most num_experts, 8"),
     (
         "other format",
-        lambda c: c["quantization_config"].update(quant_method="awq"),
-        "quant_method awq is not supported; peagle reads fp8, .* mxfp4; vLLM serves others",
+        lambda c: c["quantization_config"].update(quant_method="aqlm"),
+        "quant_method aqlm is not supported; peagle reads fp8, .* mxfp4; vLLM serves others",
     ),
     (
         "sizes",
@@ -94,7 +94,7 @@ WEIGHTS: list[tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = [
         lambda t: t.update(
             {f"{EXPERTS}.down_proj_scales": t[f"{EXPERTS}.down_proj_scales"].float()}
         ),
-        r"down_proj_scales is torch\.float32; MXFP4 weights are bytes",
+        r"down_proj_scales is torch\.float32; MXFP4 has torch\.uint8",
     ),
     (
         "sinks",

@@ -246,9 +246,10 @@ def test_modelopts_own_file(directory: Path):
     described = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
     (directory / "hf_quant_config.json").write_text(json.dumps(described))
     torch.testing.assert_close(logits(directory), logits(twin), atol=1e-4, rtol=1e-4)
-    described["quantization"]["quant_algo"] = "NVFP4"
+    described["quantization"]["quant_algo"] = "W4A8_MXFP4_FP8"
     (directory / "hf_quant_config.json").write_text(json.dumps(described))
-    said = rf"{directory / 'hf_quant_config.json'}: modelopt's quant_algo NVFP4 is not supported"
+    file = directory / "hf_quant_config.json"
+    said = rf"{file}: modelopt's quant_algo W4A8_MXFP4_FP8 is not supported; peagle reads"
     with pytest.raises(InputError, match=said):
         tiny.load_target(directory)
 
@@ -423,32 +424,45 @@ def test_a_router_is_not_read_in_fp8(tmp_path: Path):
             read(directory)
 
 
-def two_groups(weights: Settings) -> Settings:
-    groups = {"a": of_group("tensor"), "b": {"weights": weights}}
-    return {**compressed("tensor"), "config_groups": groups}
+def of_integers(bits: int = 4, **more: Any) -> Settings:
+    weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": 128, **more}
+    group = {"targets": ["Linear"], "weights": weights}
+    return {**compressed("tensor"), "format": "pack-quantized", "config_groups": {"a": group}}
 
 
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
+MODELOPT = {"quant_method": "modelopt"}
 SETTINGS: list[tuple[Settings, str]] = [
-    ({"quant_method": "awq"}, "quant_method awq is not supported; peagle reads fp8"),
+    ({"quant_method": "aqlm"}, "quant_method aqlm is not supported; peagle reads fp8"),
     ({"quant_method": "bitsandbytes"}, "quant_method bitsandbytes is not supported"),
     ({"bits": 4}, "quant_method None is not supported"),
     ({"quant_method": ["fp8"]}, r"quant_method \['fp8'\] is not supported"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 weights of fmt e5m2 are not supported"),
     ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight blocks of \[128\]"),
     ({"quant_method": "fp8", "weight_block_size": [0, 128]}, r"weight blocks of \[0, 128\]"),
-    (
-        {"quant_method": "compressed-tensors", "format": "pack-quantized"},
-        "compressed-tensors of format pack-quantized are not supported",
-    ),
-    (compressed("group", group_size=64), "compressed-tensors of strategy group are not"),
-    (two_groups({"num_bits": 8, "type": "float", "strategy": "channel"}), "with 2 different"),
-    (two_groups({"num_bits": 4, "type": "int"}), "compressed-tensors of 4-bit int"),
+    (compressed("group", group_size=64), r"of 8-bit float \(group 64\) are not supported"),
+    (of_integers(3), r"3-bit weights \(groups of 128\) are not supported: 4 or 8 bits, groups of"),
+    (of_integers(group_size=48), r"4-bit weights \(groups of 48\) are not supported"),
+    (of_integers(actorder="group"), r"inputs are in the order of their groups \(actorder group\)"),
     ({**compressed("tensor"), "config_groups": 3}, "has 3 where settings belong"),
     (
         {**compressed("tensor"), "transform_config": {"config_groups": {"R1": {}}}},
-        "compressed-tensors with a transform_config are not supported",
+        r"its weights are rotated \(transform_config\); peagle applies no transforms; vLLM does",
     ),
-    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo NVFP4 is not supported"),
+    (
+        {**compressed("tensor"), "sparsity_config": {"format": "sparse-24-bitmask"}},
+        r"sparse weights \(sparsity_config\) are not supported",
+    ),
+    ({**MODELOPT, "quant_algo": "NVFP4_AWQ"}, r"NVFP4_AWQ .* inputs of products are scaled"),
+    ({**MODELOPT, "quant_algo": "W4A8_AWQ"}, r"W4A8_AWQ .* inputs of products are scaled"),
+    ({**MODELOPT, "quant_algo": "NVFP4_SVD"}, "NVFP4_SVD is not supported; peagle reads"),
+    ({**MODELOPT, "quant_algo": "MXFP8"}, "MXFP8 is not supported; peagle reads"),
+    ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "AWQ of version gemv is not supported"),
+    ({"quant_method": "awq", "bits": 3}, "AWQ of 3 bits is not supported, only of 4"),
+    ({**GPTQ, "bits": 3}, "3-bit weights"),
+    ({**GPTQ, "sym": False}, "asymmetric GPTQ of version 1 cannot store every zero point"),
+    ({**GPTQ, "dynamic": {"+:.*": {"bits": 8}}}, r"rules for single modules \(dynamic\)"),
+    ({"quant_method": "auto-round", "bits": 2}, "auto-round of packing_format None"),
 ]
 
 

@@ -13,7 +13,7 @@ from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderLayer, decoder_layer
 from peagle.models.families import Family, decoder_rules, end_rules, layer_rules, read_family
 from peagle.models.families.tensors import embeddings, head
-from peagle.models.quantization import LEFT_OUT, Quantization, read_quantization
+from peagle.models.quantization import Quantization, read_quantization
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     TensorRule,
@@ -156,7 +156,11 @@ class _Target:
         Full fine-tuning of a tied model may leave a head of its own, which transformers keeps.
         """
         family, spec = read_family(directory)
-        if spec.tie_word_embeddings and _has_own_head(directory, family):
+        quantization = read_quantization(directory)
+        tied = spec.tie_word_embeddings
+        if tied and quantization.layout_of(head(family.PREFIX), known_names(directory)) is not None:
+            spec = replace(spec, tie_word_embeddings=False)  # rounded to be read in its place
+        elif tied and _has_own_head(directory, family):
             warnings.warn(
                 f"{directory}: config.json ties the head to the embeddings, but its files hold "
                 "another head; this one is used, as by transformers (vLLM drops it); set "
@@ -164,21 +168,19 @@ class _Target:
                 stacklevel=3,
             )
             spec = replace(spec, tie_word_embeddings=False)
-        return cls(directory, family, spec, read_quantization(directory))
+        return cls(directory, family, spec, quantization)
 
     def as_stored(self, rules: Iterable[TensorRule], names: Container[str]) -> list[TensorRule]:
         """The rules for a file with these tensors."""
         with about(self.directory):
-            return [self.quantization.as_stored(rule.as_stored(names), names) for rule in rules]
+            return [self.quantization.as_stored(rule, names) for rule in rules]
 
     def ignored(self, names: Iterable[str]) -> set[str]:
         """Tensors of a file that are not needed but allowed."""
         others = {name for name in names if name.startswith(self.family.IGNORED)}
         if self.spec.tie_word_embeddings:
             others.add(head(self.family.PREFIX))
-        if self.quantization.layouts:
-            others |= {name for name in names if name.endswith(LEFT_OUT)}
-        return others
+        return others | self.quantization.ignored(names)
 
     def filled(
         self,

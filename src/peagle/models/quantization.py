@@ -1,6 +1,12 @@
-"""In which format a target's files hold its weights: what `quantization_config` means."""
+"""In which formats a target's files hold its weights: what `quantization_config` means.
 
-from collections.abc import Container, Mapping
+Which weight is in which, its tensors say: of the configuration only bits, groups and schemes are
+needed, and what must be refused.
+"""
+
+import re
+import warnings
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,39 +14,59 @@ from typing import Any
 from torch import Tensor
 
 from peagle.errors import InputError
+from peagle.models.formats import fp4
 from peagle.models.formats.fp8 import Fp8
+from peagle.models.formats.integers import Awq, Compressed, Gptq
 from peagle.models.formats.layout import Layout, PackedRule, stem
 from peagle.models.weights import TensorRule, about, read_json
 from peagle.ops.weight import Weight
 
 Values = Mapping[str, Any]
 SUPPORTED = (
-    "peagle reads fp8, compressed-tensors (float-quantized), modelopt (FP8), fbgemm_fp8 and, for "
-    "GPT-OSS, mxfp4; vLLM serves others"
+    "peagle reads fp8, fbgemm_fp8, compressed-tensors (FP8, NVFP4, MXFP4, int4, int8), modelopt "
+    "(FP8, NVFP4), awq, gptq and, for GPT-OSS, mxfp4; vLLM serves others"
 )
 BESIDE = "hf_quant_config.json"
-"""Where modelopt says it, if not in `config.json`."""
-
-
+"""Where modelopt says it, too or alone."""
 LEFT_OUT = (
     ".input_scale",
+    ".input_global_scale",
     ".activation_scale",
     ".activation_scale_ub",
     ".input_scale_ub",
 )
 """Ends of the names of scales for activations, which are kept in 16 bits."""
-
-
+STOPS = {
+    ".pre_quant_scale": "inputs of products are scaled (pre_quant_scale), which is not supported",
+    ".svdquant_lora_a": "low-rank parts beside the weights (svdquant_lora) are not supported",
+}
+"""Ends of the names of tensors without which weights would be others, and what is said of them."""
 PRODUCTS = ("qkv.weight", "out.weight", "gate_up.weight", "down.weight", "head.weight")
 EXPERTS = (".gate_up", ".down")
 """How our names of weights end that may be in few bits: those of products, and of experts."""
 
 
 @dataclass(frozen=True)
-class Quantization:
-    """The layouts that weights of a directory may have; which one has, its tensors say."""
+class Group:
+    """A layout, and the modules for which it is meant where others would fit as well."""
 
-    layouts: tuple[Layout, ...] = ()
+    layout: Layout
+    targets: tuple[str, ...] = ()
+    """Names of modules, their ends, or regular expressions for them after "re:"; else classes."""
+
+    def names(self, module: str) -> bool:
+        """Whether a module is meant by name."""
+        return any(
+            re.match(target[3:], module) if target.startswith("re:") else module.endswith(target)
+            for target in self.targets
+        )
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The layouts that weights of a directory may have."""
+
+    groups: tuple[Group, ...] = ()
 
     def as_stored(self, rule: TensorRule, names: Container[str]) -> TensorRule:
         """The rule for the same parameter in a file with these tensors: not all are quantized.
@@ -48,27 +74,63 @@ class Quantization:
         Raises `InputError` where no product reads it: of embeddings, norms and routers.
         """
         if type(rule) is not TensorRule:
-            return rule
-        layout = next((found for name in rule.theirs if (found := self._of(name, names))), None)
-        if layout is None:
-            return rule
-        if not rule.ours.endswith(PRODUCTS + EXPERTS):
-            raise InputError(
-                f"{rule.theirs[0]} has scales; peagle reads {layout.label} in products of "
-                "attention, MLP, experts and head alone; vLLM serves others"
-            )
-        return PackedRule.of(rule, layout)
+            return rule.as_stored(names)
+        for each in (rule, *rule.layouts):
+            layout = self._of_parts(each.theirs, names)
+            if layout is None:
+                continue
+            if not rule.ours.endswith(PRODUCTS + EXPERTS):
+                raise InputError(
+                    f"{rule.theirs[0]} has scales; peagle reads {layout.label} in products of "
+                    "attention, MLP, experts and head alone; vLLM serves others"
+                )
+            return PackedRule.of(each, layout)
+        return rule.as_stored(names)
 
-    def _of(self, name: str, names: Container[str]) -> Layout | None:
-        """How a file has a weight: in a layout, or, None, in none."""
-        found = (layout.stored(stem(name), names) for layout in self.layouts)
+    def _of_parts(self, parts: Iterable[str], names: Container[str]) -> Layout | None:
+        """The one layout of all parts of a product; None: not in few bits."""
+        found = {name: self.layout_of(name, names) for name in parts}
+        layouts = {layout: name for name, layout in reversed(found.items()) if layout is not None}
+        if not layouts:
+            return None
+        (layout, one), *others = layouts.items()
+        # a part without scales beside its numbers may lack them: that is told of its tensors
+        unpacked = [name for name, own in found.items() if own is None and name in names]
+        plain = unpacked if layout.ends[0] != "weight" else []
+        other = next(iter([*(name for _, name in others), *plain]), None)
+        if other is not None:
+            raise InputError(
+                f"{one} is {layout.label} and {other} is not, or not alike; peagle multiplies them "
+                "together, which needs one format (for q, k and v, and for gate and up)"
+            )
+        return layout
+
+    def layout_of(self, name: str, names: Container[str]) -> Layout | None:
+        """How a file with these tensors has a weight; None: not in few bits."""
+        begin = stem(name)
+        groups = sorted(self.groups, key=lambda group: not group.names(begin.removesuffix(".")))
+        found = (group.layout.stored(begin, names) for group in groups)
         return next((layout for layout in found if layout is not None), None)
 
     def as_written(self, rule: TensorRule, ours: Weight) -> TensorRule:
         """The rule by which a weight is written that is quantized, or is not."""
         if isinstance(ours, Tensor) or type(rule) is not TensorRule:
             return rule.as_written(ours)
-        return PackedRule.of(rule, next(x for x in self.layouts if x.format == ours.format))
+        layouts = (group.layout.holding(ours) for group in self.groups)
+        found = next((layout for layout in layouts if layout is not None), None)
+        if found is None:
+            raise InputError(f"quantization_config names no layout for {ours.format.name} weights")
+        return PackedRule.of(rule, found)
+
+    def ignored(self, names: Iterable[str]) -> set[str]:
+        """Tensors of a file that are not needed. Raises `InputError` for any that would be."""
+        if not self.groups:
+            return set()
+        for name in names:
+            for end, words in STOPS.items():
+                if name.endswith(end):
+                    raise InputError(f"{name}: {words}; vLLM serves such")
+        return {name for name in names if name.endswith(LEFT_OUT)}
 
 
 def read_quantization(directory: Path) -> Quantization:
@@ -79,26 +141,38 @@ def read_quantization(directory: Path) -> Quantization:
     values = read_json(directory / "config.json")
     within = _mapping(values.get("text_config") or {})
     given = values.get("quantization_config") or within.get("quantization_config")
-    if given:
-        return quantization_of(_mapping(given))
+    found = quantization_of(_mapping(given)) if given else Quantization()
     if not (directory / BESIDE).is_file():
-        return Quantization()
-    beside = {"quant_method": "modelopt", **read_json(directory / BESIDE)}
-    with about(directory / BESIDE):
-        return quantization_of(beside)
+        return found
+    try:
+        with about(directory / BESIDE):
+            other = quantization_of({"quant_method": "modelopt", **read_json(directory / BESIDE)})
+    except InputError:
+        if not given:
+            raise
+        other = Quantization()
+    if given and other != found:
+        warnings.warn(
+            f"{directory}: config.json and {BESIDE} say different things of its weights; its "
+            "tensors say which are in which format",
+            stacklevel=2,
+        )
+    return Quantization(tuple(dict.fromkeys((*found.groups, *other.groups))))
 
 
 def quantization_of(given: Values) -> Quantization:
     """What the values of a `quantization_config` mean. Raises `InputError` as above."""
     method = _mapping(given).get("quant_method")
+    if method is None and "quant_algo" in given:
+        method = "modelopt"
     if method == "mxfp4":  # which its family reads
         return Quantization()
     if not isinstance(method, str) or method not in READERS:
         raise InputError(f"quant_method {method} is not supported; {SUPPORTED}")
-    return Quantization((READERS[method](given),))
+    return Quantization(tuple(READERS[method](given)))
 
 
-def _fp8(given: Values) -> Fp8:
+def _fp8(given: Values) -> list[Group]:
     """Hugging Face's own, with block-wise scales or one for a weight, and AutoFP8's."""
     numbers = given.get("fmt", "e4m3")
     if numbers != "e4m3":
@@ -109,62 +183,150 @@ def _fp8(given: Values) -> Fp8:
     if "weight_block_size" not in given:  # which AutoFP8 does not write
         scales = scales[::-1]
     if block is None:
-        return Fp8(scales, "tensor", dynamic_activations=dynamic)
-    return Fp8(scales, "block", _block(block), dynamic_activations=dynamic)
+        return [Group(Fp8(scales, "tensor", dynamic_activations=dynamic))]
+    return [Group(Fp8(scales, "block", _block(block), dynamic_activations=dynamic))]
 
 
-def _compressed_tensors(given: Values) -> Fp8:
-    kind = given.get("format", "float-quantized")
-    if kind != "float-quantized":
-        raise InputError(f"compressed-tensors of format {kind} are not supported; {SUPPORTED}")
+PRESETS: dict[str, Values] = {
+    "W4A16": {"num_bits": 4, "type": "int", "group_size": 128},
+    "W4A16_ASYM": {"num_bits": 4, "type": "int", "group_size": 128, "symmetric": False},
+    "W8A16": {"num_bits": 8, "type": "int", "group_size": 128},
+    "NVFP4A16": {"num_bits": 4, "type": "float", "group_size": 16},
+    "NVFP4": {"num_bits": 4, "type": "float", "group_size": 16},
+    "MXFP4A16": {"num_bits": 4, "type": "float", "group_size": 32},
+    "FP8": {"num_bits": 8, "type": "float", "strategy": "tensor"},
+    "FP8_DYNAMIC": {"num_bits": 8, "type": "float", "strategy": "channel"},
+    "FP8_BLOCK": {
+        "num_bits": 8,
+        "type": "float",
+        "strategy": "block",
+        "block_structure": [128, 128],
+    },
+}
+"""compressed-tensors' schemes that a group may name in place of saying what they are."""
+DYNAMIC = ("FP8_DYNAMIC", "FP8_BLOCK")
+
+
+def _compressed_tensors(given: Values) -> list[Group]:
     if given.get("transform_config"):
         raise InputError(
-            f"compressed-tensors with a transform_config are not supported; {SUPPORTED}"
+            "its weights are rotated (transform_config); peagle applies no transforms; vLLM does"
         )
-    groups = _mapping(given.get("config_groups")).values()
-    found = {_of_group(_mapping(group)) for group in groups}
-    if len(found) != 1:
-        raise InputError(
-            f"compressed-tensors with {len(found)} different groups of weights are not supported, "
-            f"only one; {SUPPORTED}"
-        )
-    return found.pop()
+    if _mapping(given.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise InputError("sparse weights (sparsity_config) are not supported")
+    groups = []
+    for name, group in _mapping(given.get("config_groups")).items():
+        if name in PRESETS:
+            inputs = {"dynamic": name in DYNAMIC}
+            group = {"targets": group, "weights": PRESETS[name], "input_activations": inputs}
+        if _mapping(group).get("weights"):
+            targets = tuple(map(str, group.get("targets") or ()))
+            groups.append(Group(_of_group({"format": given.get("format"), **group}), targets))
+    return [*groups, Group(fp4.COMPRESSED), Group(Fp8(("weight_scale",), "channel"))]
 
 
-def _of_group(group: Values) -> Fp8:
+def _of_group(group: Values) -> Layout:
     weights = _mapping(group.get("weights"))
     dynamic = _mapping(group.get("input_activations") or {}).get("dynamic") is True
-    bits, kind = weights.get("num_bits"), weights.get("type")
-    if (bits, kind) != (8, "float"):
-        raise InputError(f"compressed-tensors of {bits}-bit {kind} are not supported; {SUPPORTED}")
-    strategy = weights.get("strategy")
-    if strategy in ("tensor", "channel"):
+    bits, kind, strategy = (weights.get(key) for key in ("num_bits", "type", "strategy"))
+    size = weights.get("group_size")
+    if (bits, kind) == (8, "float") and strategy in ("tensor", "channel"):
         return Fp8(("weight_scale",), str(strategy), dynamic_activations=dynamic)
-    if strategy == "block":
+    if (bits, kind) == (8, "float") and strategy == "block":
         blocks = _block(weights.get("block_structure"))
         return Fp8(("weight_scale",), "block", blocks, dynamic_activations=dynamic)
-    raise InputError(f"compressed-tensors of strategy {strategy} are not supported; {SUPPORTED}")
+    if (bits, kind) == (4, "float") and size in (16, 32):
+        return fp4.COMPRESSED if size == 16 else fp4.COMPRESSED_MXFP4
+    if kind != "int" or not isinstance(bits, int) or strategy in ("block", "tensor_group"):
+        raise InputError(
+            f"compressed-tensors of {bits}-bit {kind} ({strategy} {size}) are not supported; "
+            f"{SUPPORTED}"
+        )
+    if weights.get("actorder") in ("group", "dynamic"):
+        raise InputError(
+            "inputs are in the order of their groups (actorder group); re-quantise with actorder "
+            '"weight"; vLLM 0.33 refuses it, too'
+        )
+    words = group.get("format") not in ("int-quantized", "naive-quantized")
+    return Compressed(bits, None if strategy in ("channel", "tensor") else size, words=words)
 
 
-def _modelopt(given: Values) -> Fp8:
+ALGORITHMS: dict[str, Layout] = {
+    "FP8": Fp8(),
+    "FP8_PER_CHANNEL_PER_TOKEN": Fp8(("weight_scale",), "channel", dynamic_activations=True),
+    "FP8_PB_WO": Fp8(("weight_scale",), "block", (128, 128)),
+    "FP8_BLOCK_SCALES": Fp8(("weight_scale",), "block", (128, 128)),
+    "NVFP4": fp4.MODELOPT,
+    "W4A16_NVFP4": fp4.MODELOPT,
+}
+"""modelopt's, by `quant_algo`."""
+
+
+def _modelopt(given: Values) -> list[Group]:
     given = {**given, **_mapping(given.get("quantization") or {})}
-    algorithm = given.get("quant_algo")
-    known = {
-        "FP8": Fp8(("weight_scale",), "tensor"),
-        "FP8_PER_CHANNEL_PER_TOKEN": Fp8(("weight_scale",), "channel", dynamic_activations=True),
-        "FP8_PB_WO": Fp8(("weight_scale",), "block", (128, 128)),
-    }
-    if not isinstance(algorithm, str) or algorithm not in known:
-        raise InputError(f"modelopt's quant_algo {algorithm} is not supported; {SUPPORTED}")
-    return known[algorithm]
+    algorithms = {str(given.get("quant_algo")).upper()}
+    if algorithms == {"MIXED_PRECISION"}:
+        layers = _mapping(given.get("quantized_layers") or {}).values()
+        algorithms = {str(_mapping(layer).get("quant_algo")).upper() for layer in layers}
+    refused = sorted(algorithms - ALGORITHMS.keys())
+    if refused:
+        why = STOPS[".pre_quant_scale"] if "AWQ" in refused[0] else SUPPORTED
+        raise InputError(f"modelopt's quant_algo {refused[0]} is not supported; {why}")
+    others = {ALGORITHMS[name] for name in algorithms} - {fp4.MODELOPT} or {Fp8()}
+    return [Group(fp4.MODELOPT), *map(Group, others)]  # what tells of FP8, NVFP4 has, too
+
+
+def _awq(given: Values) -> list[Group]:
+    version = str(given.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise InputError(f"AWQ of version {version} is not supported, only gemm")
+    bits, size = (given.get(key, given.get(old)) for key, old in OLDER_AWQ)
+    if bits != 4:
+        raise InputError(f"AWQ of {bits} bits is not supported, only of 4")
+    return [Group(Awq(4, _group_size(size)))]
+
+
+OLDER_AWQ = (("bits", "w_bit"), ("group_size", "q_group_size"))
+
+
+def _gptq(given: Values) -> list[Group]:
+    newer = given.get("checkpoint_format") == "gptq_v2"
+    symmetric = bool(given.get("sym", True))
+    if not symmetric and not newer:
+        raise InputError(
+            "asymmetric GPTQ of version 1 cannot store every zero point; convert it to gptq_v2"
+        )
+    if given.get("dynamic"):
+        raise InputError("GPTQ with rules for single modules (dynamic) is not supported")
+    bits, size = given.get("bits"), _group_size(given.get("group_size"))
+    if not isinstance(bits, int):
+        raise InputError(f"GPTQ of {bits} bits is not supported; {SUPPORTED}")
+    return [Group(Gptq(bits, size, not symmetric, less=0 if newer else 1))]
+
+
+def _auto_round(given: Values) -> list[Group]:
+    packing = given.get("packing_format")
+    if packing != "auto_round:auto_gptq":
+        raise InputError(f"auto-round of packing_format {packing} is not supported; {SUPPORTED}")
+    return _gptq(given)
 
 
 READERS = {
     "fp8": _fp8,
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,
-    "fbgemm_fp8": lambda _: Fp8(("weight_scale",), "channel"),
+    "modelopt_fp4": _modelopt,
+    "modelopt_mixed": _modelopt,
+    "fbgemm_fp8": lambda _: [Group(Fp8(("weight_scale",), "channel"))],
+    "awq": _awq,
+    "gptq": _gptq,
+    "auto-round": _auto_round,
 }
+
+
+def _group_size(given: Any) -> int | None:
+    """Inputs of a group; None, in files -1: all of an output."""
+    return None if given in (None, -1) else int(given)
 
 
 def _block(given: Any) -> tuple[int, int]:

@@ -34,6 +34,9 @@ UNREAD = (
     ".k_scale",
     ".v_scale",
     ".kv_scale",
+    ".q_zero_point",
+    ".k_zero_point",
+    ".v_zero_point",
     ".prob_scale",
     ".output_scale",
 )

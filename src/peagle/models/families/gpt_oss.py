@@ -10,8 +10,8 @@ from peagle.errors import InputError
 from peagle.models.families import config, tensors
 from peagle.models.families.config import Values
 from peagle.models.families.tensors import Place
+from peagle.models.formats.fp4 import GPT_OSS
 from peagle.models.formats.layout import PackedRule
-from peagle.models.formats.mxfp4 import Mxfp4
 from peagle.models.spec import ClampedSwiGLU, DecoderSpec, ExpertsSpec, LayerSpec
 from peagle.models.weights import Shape, TensorRule
 from peagle.ops.moe import ALPHA
@@ -113,8 +113,8 @@ class ExpertRule(TensorRule):
 
     def packed(self) -> "PackedExpertRule":
         """The rule for the same weight in MXFP4."""
-        names = tuple(self.theirs[0] + end for end in Mxfp4().ends)
-        return PackedExpertRule(self.ours, names, self.sizes, layout=Mxfp4(), rule=self)
+        names = tuple(self.theirs[0] + end for end in GPT_OSS.ends)
+        return PackedExpertRule(self.ours, names, self.sizes, layout=GPT_OSS, rule=self)
 
     def unsorted(self, value: Tensor) -> Tensor:
         """Outputs [experts, outputs, ...] in theirs."""

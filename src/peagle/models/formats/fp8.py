@@ -1,21 +1,21 @@
 """Weights in FP8: E4M3 numbers, and beside each the scales that they share."""
 
+import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from peagle.models.formats.layout import Layout, Part, without_ones
+from peagle.models.formats.layout import FLOATING, Layout, Part
 from peagle.models.weights import Shape
-from peagle.ops.weight import E4M3, FP8
+from peagle.ops.weight import E4M3, FP8, Format
 
 
 @dataclass(frozen=True)
 class Fp8(Layout):
     """Numbers under the weight's own name, scales under one of some others."""
 
-    label, format = "FP8", FP8
     scales: tuple[str, ...] = ("weight_scale",)
     """What the scales may be called, written as the first."""
     strategy: str = "tensor"
@@ -25,8 +25,16 @@ class Fp8(Layout):
     """Outputs and inputs of a block, where blocks share scales."""
 
     @property
+    def format(self) -> Format:
+        return FP8
+
+    @property
     def ends(self) -> tuple[str, ...]:
         return "weight", self.scales[0]
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype | None, ...]:
+        return E4M3, FLOATING
 
     def stored(self, name: str, names: Container[str]) -> "Fp8 | None":
         found = (scale for scale in self.scales if name + scale in names)
@@ -37,20 +45,10 @@ class Fp8(Layout):
         high, wide = self.blocks if self.strategy == "block" else (1, depth)
         return shape, (*leading, -(-outputs // high), -(-depth // wide))
 
-    def unfit(self, end: str, tensor: Tensor, expected: Shape) -> str | None:
-        shape, same = list(tensor.shape), without_ones(tensor.shape) == without_ones(expected)
-        if end == "weight":
-            if tensor.dtype != E4M3:
-                return f"is {tensor.dtype} and has scales, which belong to {E4M3}"
-            same = shape == list(expected)
-        elif not tensor.is_floating_point():
-            return f"is {tensor.dtype}; scales are floating-point numbers"
-        if same:
-            return None
-        problem = f"has shape {shape}, expected {list(expected)}"
-        if end == "weight" or self.strategy == "block":
-            return problem
-        return None if tensor.numel() == 1 else f"{problem} or one number"
+    def fits(self, end: str, shape: Shape, expected: Shape) -> bool:
+        """One number is as good, unless blocks share scales."""
+        one = end != "weight" and math.prod(shape) == 1 and self.strategy != "block"
+        return one or super().fits(end, shape, expected)
 
     def block(self, depth: int, sizes: Sequence[int]) -> tuple[int, int]:
         """Theirs, or one for each output where parts end within a block."""

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from torch import Tensor
 from peagle.errors import InputError
 from peagle.models.weights import Shape, TensorRule
 from peagle.ops.weight import Format, QuantizedWeight, Weight
+
+FLOATING = None
 
 
 @dataclass(frozen=True)
@@ -28,14 +30,29 @@ class Part:
 class Layout(ABC):
     """How a file holds weights of a format: a weight X in tensors that are called X and an end."""
 
-    label: ClassVar[str]
-    """The format's name in messages."""
-    format: ClassVar[Format]
-    divided: ClassVar[bool] = False
-    """Whether a file's factors divide scales."""
     dynamic_activations: bool = field(default=False, kw_only=True)
     """Whether it was made for inputs that are rounded to FP8 too, with scales found as they come:
     one for each row and block of inputs, or for each row."""
+
+    @property
+    @abstractmethod
+    def format(self) -> Format:
+        """Of the weights."""
+
+    @property
+    def label(self) -> str:
+        """The format's name in messages."""
+        return self.format.name.upper()
+
+    @property
+    def divided(self) -> bool:
+        """Whether a file's factors divide scales."""
+        return False
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a scale in memory."""
+        return self.dtypes[1].itemsize if self.dtypes[1] else torch.float32.itemsize
 
     @property
     @abstractmethod
@@ -46,13 +63,40 @@ class Layout(ABC):
     def stored(self, name: str, names: Container[str]) -> Self | None:
         """This layout, or the like of it that a weight `name` has in a file; None: neither."""
 
+    def holding(self, weight: QuantizedWeight) -> Self | None:
+        """This layout, or the like of it that holds what a weight has; None: neither."""
+        return self if weight.format == self.format else None
+
     @abstractmethod
     def shapes(self, shape: Shape) -> tuple[Shape, ...]:
         """Shapes of the tensors of a weight. Raises `InputError` for one that it does not hold."""
 
+    @property
     @abstractmethod
+    def dtypes(self) -> tuple[torch.dtype | None, ...]:
+        """Of the tensors; `FLOATING`: any of 16 bits or more."""
+
     def unfit(self, end: str, tensor: Tensor, expected: Shape) -> str | None:
         """What is wrong with a tensor; None: nothing."""
+        wanted = self.dtypes[self.ends.index(end)]
+        if wanted is FLOATING and not tensor.is_floating_point():
+            return f"is {tensor.dtype}; scales are floating-point numbers"
+        if wanted is not FLOATING and tensor.dtype != wanted:
+            if end == self.ends[0]:
+                return (
+                    f"is {tensor.dtype} and has scales, which belong to {wanted}; parts of one "
+                    f"product (q, k and v; gate and up) need one format, here {self.label}"
+                )
+            return f"is {tensor.dtype}; {self.label} has {wanted}"
+        if self.fits(end, tensor.shape, expected):
+            return None
+        return f"has shape {list(tensor.shape)}, expected {list(expected)}"
+
+    def fits(self, end: str, shape: Shape, expected: Shape) -> bool:
+        """Whether a tensor may have a shape: scales may come with sizes of 1 or without."""
+        if end == self.ends[0]:
+            return tuple(shape) == tuple(expected)
+        return _without_ones(shape) == _without_ones(expected)
 
     @abstractmethod
     def block(self, depth: int, sizes: Sequence[int]) -> tuple[int, int]:
@@ -66,8 +110,6 @@ class Layout(ABC):
     def written(self, part: Part, block: tuple[int, int]) -> Sequence[Tensor]:
         """The inverse of `read`. Raises `InputError` where there is none."""
 
-    scale_bytes: ClassVar[int] = torch.float32.itemsize
-
     def nbytes(self, shape: Shape, sizes: Sequence[int]) -> int:
         """Bytes in memory of a weight whose parts have so many outputs."""
         *leading, depth = shape
@@ -75,7 +117,12 @@ class Layout(ABC):
         high, wide = self.block(depth, sizes)
         run = kind.run(depth, (high, wide))
         numbers = outputs * -(-depth // run) * run * kind.bits // 8
-        return numbers + outputs // high * kind.columns(-(-depth // wide), wide) * self.scale_bytes
+        scales = outputs // high * kind.columns(-(-depth // wide), wide)
+        return numbers + scales * self.scale_bytes + self.others(outputs, scales)
+
+    def others(self, outputs: int, scales: int) -> int:
+        """Bytes in memory of zero points and factors, of so many outputs and scales."""
+        return 0
 
 
 @dataclass(frozen=True)
@@ -158,7 +205,7 @@ def stem(name: str) -> str:
     return name.removesuffix("weight")
 
 
-def without_ones(shape: Sequence[int]) -> list[int]:
+def _without_ones(shape: Sequence[int]) -> list[int]:
     """Files leave sizes of 1 out or put them in."""
     return [size for size in shape if size != 1]
 

@@ -1,0 +1,236 @@
+"""Weights in integers of 4 and 8 bits, as compressed-tensors, AutoAWQ and GPTQ write them.
+
+In memory codes are what they are in files, an output's in a row, and scales stay in their type.
+"""
+
+from abc import abstractmethod
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from peagle.errors import InputError
+from peagle.models.formats.layout import FLOATING, Layout, Part
+from peagle.models.weights import Shape
+from peagle.ops.weight import INT4, INT8, Format, QuantizedWeight
+from peagle.ops.weight.integers import MIDDLE, RUN
+
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Which four bits of 32 hold the first of eight neighbouring outputs, the second, and so on."""
+SIGN = 0x80
+"""What turns codes of eight bits, 128 of which stands for 0, into signed ones and back."""
+
+
+@dataclass(frozen=True)
+class Integers(Layout):
+    """Codes in groups of inputs that share a scale, and maybe a code that stands for 0."""
+
+    bits: int = 4
+    group: int | None = None
+    """Inputs of a group; None: all of an output."""
+    zeros: bool = False
+    """Whether groups have zero points."""
+    ordered: bool = field(default=False, kw_only=True)
+    """Whether the file says of which group each input is."""
+
+    def __post_init__(self) -> None:
+        group = self.group
+        if self.bits not in (4, 8) or not (group in (None, 32, 64) or (group and group % RUN == 0)):
+            raise InputError(
+                f"{self.bits}-bit weights (groups of {group}) are not supported: 4 or 8 bits, "
+                "groups of 32, 64, 128 or one for each output"
+            )
+
+    @property
+    def format(self) -> Format:
+        return INT4 if self.bits == 4 else INT8
+
+    @property
+    def scale_bytes(self) -> int:
+        return 2
+
+    def shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        outputs, depth = shape
+        if depth % (self.group or 8):
+            raise InputError(f"has {depth} inputs by config.json, in groups of {self.group}")
+        tensors = self.tensors(outputs, depth, depth // (self.group or depth), 32 // self.bits)
+        return tuple(tensors[end] for end in self.ends)
+
+    @abstractmethod
+    def tensors(self, outputs: int, depth: int, groups: int, together: int) -> dict[str, Shape]:
+        """Shapes by end, given how many codes are together in 32 bits."""
+
+    def block(self, depth: int, sizes: Sequence[int]) -> tuple[int, int]:
+        return 1, self.group or (max(depth, RUN) if self.bits == 4 else depth)
+
+    def holding(self, weight: QuantizedWeight) -> Self | None:
+        same = weight.format == self.format and weight.block == self.block(weight.shape[-1], ())
+        return replace(self, zeros=weight.zeros is not None) if same else None
+
+    def coded(self, codes: Tensor) -> Tensor:
+        """Codes as ours, or the inverse."""
+        return codes if self.bits == 4 else codes ^ SIGN
+
+    def in_words(self, words: Tensor, order: Sequence[int] | None = None) -> Tensor:
+        """Codes of int32 [..., words], a byte each, the first in the lowest bits: [..., codes]."""
+        places = order or range(32 // self.bits)
+        mask = (1 << self.bits) - 1
+        codes = [(words >> self.bits * place & mask).to(torch.uint8) for place in places]
+        return torch.stack(codes, dim=-1).flatten(-2)
+
+    def others(self, outputs: int, scales: int) -> int:
+        return scales * self.zeros
+
+    def check_order(self, groups: Tensor) -> None:
+        """Raise `InputError` for inputs that are not in the order of their groups."""
+        own = torch.arange(len(groups), device=groups.device) // (self.group or len(groups))
+        if not torch.equal(groups.to(own.dtype), own):
+            raise InputError(
+                "inputs are in the order of their groups (g_idx); re-quantise with desc_act false "
+                '(actorder "weight"); vLLM 0.33 refuses it, too'
+            )
+
+
+@dataclass(frozen=True)
+class Compressed(Integers):
+    """compressed-tensors': pack-quantized in words of 32 bits, int-quantized in bytes."""
+
+    words: bool = True
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        zeros = ("weight_zero_point",) * self.zeros
+        order = ("weight_g_idx",) * self.ordered
+        if not self.words:
+            return ("weight", "weight_scale", *zeros)
+        return ("weight_packed", "weight_scale", "weight_shape", *zeros, *order)
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype | None, ...]:
+        word = torch.int32 if self.words else torch.int8
+        others = (torch.int64,) * self.words + (word,) * self.zeros + (torch.int32,) * self.ordered
+        return (word, FLOATING, *others)
+
+    def stored(self, name: str, names: Container[str]) -> "Compressed | None":
+        words = f"{name}weight_shape" in names
+        if not words and (self.bits == 4 or f"{name}weight_scale" not in names):
+            return None
+        zeros, ordered = f"{name}weight_zero_point" in names, f"{name}weight_g_idx" in names
+        return replace(self, words=words, zeros=zeros, ordered=ordered)
+
+    def tensors(self, outputs: int, depth: int, groups: int, together: int) -> dict[str, Shape]:
+        scales = outputs, groups
+        return {
+            "weight": (outputs, depth),
+            "weight_packed": (outputs, -(-depth // together)),
+            "weight_scale": scales,
+            "weight_shape": (2,),
+            "weight_zero_point": (-(-outputs // together), groups) if self.words else scales,
+            "weight_g_idx": (depth,),
+        }
+
+    def read(self, tensors: Sequence[Tensor], block: tuple[int, int]) -> Part:
+        given = dict(zip(self.ends, tensors, strict=True))
+        numbers, scales = tensors[:2]
+        zeros = given.get("weight_zero_point")
+        if not self.words:
+            zeros = None if zeros is None else zeros.view(torch.uint8)
+            return Part(numbers.view(torch.uint8), scales, zeros)
+        if self.ordered:
+            self.check_order(given["weight_g_idx"])
+        if zeros is not None:  # packed along outputs
+            zeros = self.coded(self.in_words(zeros.mT)[:, : len(scales)].mT)
+        return Part(self.coded(numbers.contiguous().view(torch.uint8)), scales, zeros)
+
+    def written(self, part: Part, block: tuple[int, int]) -> Sequence[Tensor]:
+        if not self.words:
+            zeros = () if part.zeros is None else (part.zeros.view(torch.int8),)
+            return part.packed.view(torch.int8), part.scales, *zeros
+        numbers = self.coded(part.packed)
+        shape = torch.tensor((len(numbers), numbers.shape[1] * 8 // self.bits))
+        written = [numbers.view(torch.int32), part.scales, shape]
+        if part.zeros is not None:
+            codes = self.coded(part.zeros).mT.contiguous()
+            codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % (32 // self.bits)))
+            words = self.format.packed(codes).flatten().view(torch.int32)
+            written.append(words.view(len(codes), -1).mT)
+        if self.ordered:
+            depth = int(shape[1])
+            order = torch.arange(depth, dtype=torch.int32) // (self.group or depth)
+            written.append(order)
+        return written
+
+
+@dataclass(frozen=True)
+class Awq(Integers):
+    """AutoAWQ's gemm: eight outputs in 32 bits, inputs before outputs."""
+
+    zeros: bool = True
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return "qweight", "scales", "qzeros"
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype | None, ...]:
+        return torch.int32, FLOATING, torch.int32
+
+    def stored(self, name: str, names: Container[str]) -> "Awq | None":
+        return self if f"{name}qweight" in names else None
+
+    def tensors(self, outputs: int, depth: int, groups: int, together: int) -> dict[str, Shape]:
+        words = -(-outputs // together)
+        return {"qweight": (depth, words), "scales": (groups, outputs), "qzeros": (groups, words)}
+
+    def read(self, tensors: Sequence[Tensor], block: tuple[int, int]) -> Part:
+        numbers, scales, zeros = tensors
+        codes = self.in_words(numbers, AWQ_ORDER).mT.contiguous()
+        return Part(self.format.packed(codes), scales.mT, self.in_words(zeros, AWQ_ORDER).mT)
+
+    def written(self, part: Part, block: tuple[int, int]) -> Sequence[Tensor]:
+        raise InputError("weights are not written in AutoAWQ's layout")
+
+
+@dataclass(frozen=True)
+class Gptq(Integers):
+    """GPTQ's: eight inputs, or four, in 32 bits, before outputs."""
+
+    zeros: bool = False
+    """False: all zero points are the middle."""
+    less: int = 1
+    """What files subtract from zero points: 0 in version 2."""
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return ("qweight", "scales", "qzeros", *("g_idx",) * self.ordered)
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype | None, ...]:
+        return torch.int32, FLOATING, torch.int32, *(torch.int32,) * self.ordered
+
+    def stored(self, name: str, names: Container[str]) -> "Gptq | None":
+        found = f"{name}qweight" in names
+        return replace(self, ordered=f"{name}g_idx" in names) if found else None
+
+    def tensors(self, outputs: int, depth: int, groups: int, together: int) -> dict[str, Shape]:
+        return {
+            "qweight": (-(-depth // together), outputs),
+            "scales": (groups, outputs),
+            "qzeros": (groups, -(-outputs // together)),
+            "g_idx": (depth,),
+        }
+
+    def read(self, tensors: Sequence[Tensor], block: tuple[int, int]) -> Part:
+        numbers, scales, zeros, *order = tensors
+        if order:
+            self.check_order(order[0])
+        codes = self.in_words(zeros)[:, : scales.shape[1]] + self.less
+        if not self.zeros and bool((codes != (MIDDLE if self.bits == 4 else SIGN)).any()):
+            raise InputError("quantization_config says sym, and there are other zero points")
+        packed = self.coded(numbers.mT.contiguous().view(torch.uint8))
+        return Part(packed, scales.mT, self.coded(codes).mT if self.zeros else None)
+
+    def written(self, part: Part, block: tuple[int, int]) -> Sequence[Tensor]:
+        raise InputError("weights are not written in GPTQ's layout")
