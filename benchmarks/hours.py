@@ -46,7 +46,7 @@ QWEN3_8B = shape_of("qwen3-8b").target
 QWEN3_1_7B = DecoderSpec(
     vocab_size=QWEN3_8B.vocab_size,
     hidden_size=2048,
-    layers=28 * (LayerSpec(replace(QWEN3_8B.layers[0].attention, num_heads=16), MLPSpec(6144)),),
+    layers=28 * (LayerSpec(replace(QWEN3_8B.attention[0], num_heads=16), MLPSpec(6144)),),
     max_length=QWEN3_8B.max_length,
     tie_word_embeddings=True,
 )

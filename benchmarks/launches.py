@@ -9,6 +9,7 @@ GROUPS = {
         r"_(product|chain|gate|quantize)$|_(gate_up|down)_k|gemm|gemv|nvjet|cutlass|splitK"
     ),
     "attention": r"^_attend|^_divide$|flash|fmha|attention",
+    "recurrences": r"^_(bring|recur)$",
     "keys and values stored": r"^_store",
     "routing": r"^_route|^_layout_kernel|softmax|sort",
     "choice, inputs, commit": (

@@ -37,6 +37,10 @@ from transformers import (
     Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -156,6 +160,20 @@ GRANITE = {
     "logits_scaling": 2.0,
     "tie_word_embeddings": True,
 }
+QWEN3_5 = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
+QWEN3_5_EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 24,
+}
 KINDS = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, SIZES),
     "qwen3_windows": (Qwen3Config, Qwen3ForCausalLM, {**SIZES, **WINDOWS}),
@@ -165,6 +183,12 @@ KINDS = {
         GptOssConfig,
         GptOssForCausalLM,
         {**SIZES, **GPT_OSS},
+    ),
+    "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, {**SIZES, **QWEN3_5}),
+    "qwen3_5_moe": (
+        Qwen3_5MoeTextConfig,
+        Qwen3_5MoeForCausalLM,
+        {**SIZES, **QWEN3_5, **QWEN3_5_EXPERTS},
     ),
     "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM, {**SIZES, **GEMMA4}),
     "gemma4_moe": (Gemma4TextConfig, Gemma4ForCausalLM, {**SIZES, **GEMMA4, **GEMMA4_EXPERTS}),
@@ -204,7 +228,8 @@ def save_target(
         if "norm" not in name:
             torch.nn.init.normal_(parameter, std=layer_std if ".layers." in name else 0.15)
         else:
-            torch.nn.init.uniform_(parameter, 0.7, 1.3)
+            centre = 0.0 if "qwen3_5" in family and "linear_attn" not in name else 1.0
+            torch.nn.init.uniform_(parameter, centre - 0.3, centre + 0.3)
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             torch.nn.init.uniform_(buffer, 0.7, 1.3)
@@ -283,7 +308,7 @@ def drafter_config(
     default."""
     heads = replace(layer.attention, qk_norm=qk_norm)
     each = [replace(heads, window=window) for window in windows or layers * [None]]
-    stack = tuple(replace(layer, attention=attention) for attention in each)
+    stack = tuple(replace(layer, mixer=attention) for attention in each)
     values = {
         "transformer": DecoderSpec(vocab_size, 64, layers=stack, max_length=256),
         "target_hidden_size": 64,

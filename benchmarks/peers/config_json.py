@@ -4,7 +4,13 @@ from typing import Any
 
 from peagle.bench.random_weights import BLOCK
 from peagle.models.families import config, gemma4_text, gpt_oss, qwen3, qwen3_moe
-from peagle.models.spec import ClampedSwiGLU, DecoderSpec, ExpertsSpec
+from peagle.models.spec import (
+    ClampedSwiGLU,
+    DecoderSpec,
+    ExpertsSpec,
+    MixtureSpec,
+    SandwichSpec,
+)
 
 Values = dict[str, Any]
 PLAIN_IN_MXFP4 = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens"]
@@ -12,7 +18,8 @@ PLAIN_IN_MXFP4 = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "mode
 
 def config_json(spec: DecoderSpec, dtype: str, quantization: str | None = None) -> Values:
     """The configuration. quantization: the target's, as of `Weights`."""
-    attention, inner = spec.layers[0].attention, spec.layers[0].feed_forward
+    attention, inner = next(iter(spec.attention.values())), spec.layers[0].feed_forward
+    inner = inner.mlp if isinstance(inner, MixtureSpec) else inner
     values = {
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
@@ -38,7 +45,7 @@ def config_json(spec: DecoderSpec, dtype: str, quantization: str | None = None) 
 def _of_family(spec: DecoderSpec) -> Values:
     """What not every family says."""
     inner = spec.layers[0].feed_forward
-    if spec.layers[0].sandwich:
+    if isinstance(spec.layers[0].norms, SandwichSpec):
         return _named(gemma4_text) | _gemma(spec) | _windows(spec)
     if not isinstance(inner, ExpertsSpec):
         return _named(qwen3)
@@ -53,7 +60,7 @@ def _of_family(spec: DecoderSpec) -> Values:
 
 def _gemma(spec: DecoderSpec) -> Values:
     """Gemma 4's, whose last layer sees whole contexts, through other heads than the first."""
-    sliding, full = spec.layers[0].attention, spec.layers[-1].attention
+    sliding, *_, full = spec.attention.values()
     ropes = {config.SLIDING: sliding.rope, config.FULL: full.rope}
     return _experts_beside(spec) | {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -75,7 +82,7 @@ def _gemma(spec: DecoderSpec) -> Values:
 
 def _experts_beside(spec: DecoderSpec) -> Values:
     """Of Gemma 4's layers that have experts."""
-    experts = spec.layers[0].beside
+    experts = spec.layers[0].experts
     if experts is None:
         return {"enable_moe_block": False}
     return {
@@ -91,14 +98,14 @@ def _named(family: Any) -> Values:
 
 
 def _windows(spec: DecoderSpec) -> Values:
-    widths = [layer.attention.window for layer in spec.layers]
+    widths = [each.window for each in spec.attention.values()]
     [width] = {width for width in widths if width is not None}
     types = [config.FULL if width is None else config.SLIDING for width in widths]
     return {"sliding_window": width, "layer_types": types}
 
 
 def _yarn(spec: DecoderSpec) -> Values:
-    rope = spec.layers[0].attention.rope
+    rope = next(iter(spec.attention.values())).rope
     names = ("factor", "beta_fast", "beta_slow", "truncate")
     values = {name: getattr(rope, name) for name in names}
     original = {"original_max_position_embeddings": rope.original_max_position}

@@ -65,7 +65,7 @@ def small(name: str) -> Shape:
     layers = [
         replace(
             layer,
-            attention=replace(layer.attention, num_heads=4, num_kv_heads=2, head_dim=64),
+            mixer=replace(layer.mixer, num_heads=4, num_kv_heads=2, head_dim=64),
             feed_forward=replace(
                 layer.feed_forward,
                 intermediate_size=128,

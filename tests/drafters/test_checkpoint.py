@@ -100,7 +100,7 @@ ROPES = [
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope.kind)
 def test_the_rope_survives(target, tmp_path: Path, rope: RopeConfig):
-    layer = replace(tiny.DRAFT_LAYER, attention=replace(tiny.ATTENTION, rope=rope))
+    layer = replace(tiny.DRAFT_LAYER, mixer=replace(tiny.ATTENTION, rope=rope))
     model = tiny.random_drafter(tiny.drafter_config(parallel=True, layer=layer))
     save_drafter(tmp_path / "drafter", model, torch.float32)
     loaded = load_drafter(tmp_path / "drafter", target.decoder)

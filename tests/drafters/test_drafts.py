@@ -140,7 +140,7 @@ class Recording(Drafter):
 
 GEGLU = MLPSpec(96, activation="gelu_tanh")
 BIASED = LayerSpec(replace(tiny.ATTENTION, bias=True, out_bias=True), MLPSpec(96, bias=True))
-TURNED = replace(tiny.DRAFT_LAYER, attention=replace(tiny.ATTENTION, rope=RopeConfig(theta=300.0)))
+TURNED = replace(tiny.DRAFT_LAYER, mixer=replace(tiny.ATTENTION, rope=RopeConfig(theta=300.0)))
 VARIANTS: dict[str, dict[str, Any]] = {
     "Qwen3-style": {},
     "Llama-style": {"qk_norm": False},

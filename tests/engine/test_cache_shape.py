@@ -31,9 +31,7 @@ def test_a_token_and_a_window_of_gemma_4_31b():
 
 def test_long_contexts_of_gpt_oss_take_half_of_what_all_layers_would():
     spec = shape_of("gpt-oss-120b").target
-    layers = (
-        replace(layer, attention=replace(layer.attention, window=None)) for layer in spec.layers
-    )
+    layers = (replace(layer, mixer=replace(layer.mixer, window=None)) for layer in spec.layers)
     every = shape(replace(spec, layers=tuple(layers)))
     whole, half = (each.needed(64, 32_768) for each in (every, shape(spec)))
     assert half < 0.53 * whole

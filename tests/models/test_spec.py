@@ -9,7 +9,15 @@ import torch
 
 from peagle.models.decoder import Decoder
 from peagle.models.fused import fused_target
-from peagle.models.spec import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec, MLPSpec
+from peagle.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertsSpec,
+    LayerSpec,
+    MixtureSpec,
+    MLPSpec,
+    SandwichSpec,
+)
 from peagle.ops import residual
 from peagle.ops.cached_attention import QKVSpec, attend_reference, rotate
 from peagle.ops.rope import RopeConfig
@@ -63,7 +71,7 @@ def test_layers_of_several_kinds_give_the_same_in_few_launches(attention: Sequen
 
 
 BESIDE = replace(EXPERTS, norm_topk_prob=True, activation="gelu_tanh")
-SANDWICH = LayerSpec(WIDE, MLPSpec(48, activation="gelu_tanh"), sandwich=True)
+SANDWICH = LayerSpec(WIDE, MLPSpec(48, activation="gelu_tanh"), SandwichSpec())
 
 
 @pytest.mark.parametrize(
@@ -71,8 +79,8 @@ SANDWICH = LayerSpec(WIDE, MLPSpec(48, activation="gelu_tanh"), sandwich=True)
     [
         SANDWICH,
         replace(SANDWICH, feed_forward=MLPSpec(48)),
-        replace(SANDWICH, attention=replace(NEAR, v_norm=True, scale=1.0)),
-        replace(SANDWICH, beside=BESIDE),
+        replace(SANDWICH, mixer=replace(NEAR, v_norm=True, scale=1.0)),
+        replace(SANDWICH, feed_forward=MixtureSpec(MLPSpec(48, activation="gelu_tanh"), BESIDE)),
         LayerSpec(replace(WIDE, v_norm=True), MLPSpec(48)),
         LayerSpec(replace(WIDE, scale=0.5), EXPERTS),
     ],

@@ -226,7 +226,7 @@ def train(case: Case, subject: Subject, output: Path) -> None:
     def of_case(*args: Any) -> Any:
         config = dataclasses.replace(plain(*args), **dict.fromkeys(case.norms, True))
         heads = dataclasses.replace(config.layer.attention, window=case.window)
-        layers = (dataclasses.replace(config.layer, attention=heads),) * case.layers
+        layers = (dataclasses.replace(config.layer, mixer=heads),) * case.layers
         shape = dataclasses.replace(config.transformer, layers=layers)
         return dataclasses.replace(config, transformer=shape)
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from peagle.errors import InputError
-from peagle.models.decoder import Decoder, DecoderLayer, decoder_layer
-from peagle.models.spec import DecoderSpec, ExpertsSpec
+from peagle.models.decoder import Decoder, DecoderLayer, DeltaNet, decoder_layer
+from peagle.models.spec import DecoderSpec
 from peagle.ops.norm import RMSNorm
 from peagle.ops.packing import pack
 from peagle.ops.weight import (
@@ -34,13 +34,23 @@ SMALL = STD / 64
 """Deviation of the weights of layers' outputs where routing is set."""
 OVERLAPS = {"independent": 0.0, "half": 0.5}
 """How many of a row's experts another row chooses too, beyond chance, as a share."""
-OUTPUTS = ("attention.out.weight", "mlp.down", "mlp.down.weight")
+OUTPUTS = (
+    "attention.out.weight",
+    "delta_net.out.weight",
+    "mlp.down",
+    "mlp.down.weight",
+    "experts.down",
+    "shared.down.weight",
+)
 """Ends of the names of the weights by which layers add to the stream."""
 PACKED: dict[str | None, tuple[str, ...]] = {
     "fp8": (
         "attention.qkv.weight",
+        "delta_net.qkvz.weight",
         "mlp.gate_up",
         "mlp.gate_up.weight",
+        "experts.gate_up",
+        "shared.gate_up.weight",
         *OUTPUTS,
     ),
     "mxfp4": ("mlp.gate_up", "mlp.down"),
@@ -116,8 +126,8 @@ def random_layers(
 
 def _share(spec: DecoderSpec, weights: Weights) -> float | None:
     """The embeddings' correlation that makes the routing; None: none is set, or no experts."""
-    experts = spec.layers[0].feed_forward
-    if weights.routing is None or not isinstance(experts, ExpertsSpec):
+    experts = spec.layers[0].experts
+    if weights.routing is None or experts is None:
         return None
     return correlation(experts.num_experts, experts.num_experts_per_tok, OVERLAPS[weights.routing])
 
@@ -168,6 +178,8 @@ class RandomWeights:
 
     def _weight(self, path: str, owner: nn.Module, shape: tuple[int, ...]) -> Weight:
         std = self._output_std if path.endswith(OUTPUTS) else STD
+        if isinstance(owner, DeltaNet) and not path.endswith(".weight"):
+            return self._recurrence(path, shape)
         if isinstance(owner, RMSNorm) or path.endswith("scalar"):
             return torch.ones(shape, device=self._device, dtype=self._dtype)
         if path.endswith(("bias", "sinks")):
@@ -176,6 +188,19 @@ class RandomWeights:
             packed = self._mxfp4 if self._quantization == "mxfp4" else self._fp8
             return packed(shape, std)
         return self._normal(shape, std)
+
+    def _recurrence(self, path: str, shape: tuple[int, ...]) -> Tensor:
+        """A delta net's own weights, by which states neither vanish nor grow: as trained ones."""
+        value = torch.empty(shape, device=self._device, dtype=torch.float32)
+        if path.endswith("decay"):
+            value.uniform_(1, 16, generator=self._generator).log_()
+        elif path.endswith("decay_bias"):
+            value.uniform_(1e-3, 0.1, generator=self._generator).expm1_().log_()
+        elif path.endswith("conv"):
+            value.uniform_(-0.5, 0.5, generator=self._generator)
+        else:
+            value.fill_(1)
+        return value.to(self._dtype)
 
     def _normal(self, shape: tuple[int, ...], std: float) -> Tensor:
         value = torch.empty(shape, device=self._device, dtype=self._dtype)

@@ -10,7 +10,7 @@ from peagle.config import EngineConfig
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
-from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
+from peagle.drafters.model import DrafterConfig, DraftModel, default_taps, heads_like
 from peagle.drafters.selector import SelectorConfig
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
@@ -21,8 +21,12 @@ from peagle.models.spec import (
     DecoderSpec,
     ExpertsSpec,
     LayerSpec,
+    MixtureSpec,
     MLPSpec,
+    SandwichSpec,
+    SharedExpertsSpec,
 )
+from peagle.ops.delta_net import DeltaHeads
 from peagle.ops.rope import RopeConfig
 from peagle.set_acceptance import SetAcceptance
 
@@ -58,6 +62,7 @@ _EXPERTS = ExpertsSpec(
     intermediate_size=6144,
     norm_topk_prob=True,
 )
+_FEW_EXPERTS = replace(_EXPERTS, moe_intermediate_size=512, intermediate_size=512)
 _SMALL_ROPE = replace(_HEADS.rope, original_max_position=1024)
 _SMALL_HEADS = replace(_HEADS, num_heads=4, num_kv_heads=2, head_dim=16, rope=_SMALL_ROPE)
 _QWEN3_8B = DecoderSpec(
@@ -130,8 +135,8 @@ _GEMMA_4_31B = DecoderSpec(
     hidden_size=5376,
     layers=10
     * (
-        *5 * (LayerSpec(_GEMMA_SLIDING, _GEMMA_MLP, sandwich=True),),
-        LayerSpec(_GEMMA_FULL, _GEMMA_MLP, sandwich=True),
+        *5 * (LayerSpec(_GEMMA_SLIDING, _GEMMA_MLP, SandwichSpec()),),
+        LayerSpec(_GEMMA_FULL, _GEMMA_MLP, SandwichSpec()),
     ),
     max_length=262_144,
     tie_word_embeddings=True,
@@ -140,16 +145,18 @@ _GEMMA_4_31B = DecoderSpec(
 )
 _GEMMA_EXPERTS = LayerSpec(
     replace(_GEMMA_SLIDING, num_heads=16, num_kv_heads=8),
-    MLPSpec(2112, activation="gelu_tanh"),
-    sandwich=True,
-    beside=ExpertsSpec(
-        num_experts=128,
-        num_experts_per_tok=8,
-        moe_intermediate_size=704,
-        intermediate_size=704,
-        norm_topk_prob=True,
-        activation="gelu_tanh",
+    MixtureSpec(
+        MLPSpec(2112, activation="gelu_tanh"),
+        ExpertsSpec(
+            num_experts=128,
+            num_experts_per_tok=8,
+            moe_intermediate_size=704,
+            intermediate_size=704,
+            norm_topk_prob=True,
+            activation="gelu_tanh",
+        ),
     ),
+    SandwichSpec(),
 )
 _GEMMA_4_26B = replace(
     _GEMMA_4_31B,
@@ -157,9 +164,46 @@ _GEMMA_4_26B = replace(
     layers=5
     * (
         *5 * (_GEMMA_EXPERTS,),
-        replace(_GEMMA_EXPERTS, attention=replace(_GEMMA_FULL, num_heads=16, num_kv_heads=2)),
+        replace(_GEMMA_EXPERTS, mixer=replace(_GEMMA_FULL, num_heads=16, num_kv_heads=2)),
     ),
     embedding_scale=2816**0.5,
+)
+_DELTA_NET = DeltaHeads(num_key_heads=16, num_value_heads=48, key_dim=128, value_dim=128)
+_FEWER_STATES = replace(_DELTA_NET, num_value_heads=32)
+_GATED = AttentionSpec(
+    num_heads=24,
+    num_kv_heads=4,
+    head_dim=256,
+    rope=RopeConfig(theta=1e7, partial_rotary_factor=0.25, original_max_position=262_144),
+    qk_norm=True,
+    gated=True,
+)
+_QWEN3_5_MLP = MLPSpec(17_408)
+_QWEN3_8_27B = DecoderSpec(
+    vocab_size=248_320,
+    hidden_size=5120,
+    layers=16 * (*3 * (LayerSpec(_DELTA_NET, _QWEN3_5_MLP),), LayerSpec(_GATED, _QWEN3_5_MLP)),
+    max_length=262_144,
+)
+_SHARED_EXPERTS = SharedExpertsSpec(MLPSpec(512), replace(_FEW_EXPERTS, num_experts=256))
+_QWEN3_6_35B_A3B = replace(
+    _QWEN3_8_27B,
+    hidden_size=2048,
+    layers=10
+    * (
+        *3 * (LayerSpec(_FEWER_STATES, _SHARED_EXPERTS),),
+        LayerSpec(replace(_GATED, num_heads=16, num_kv_heads=2), _SHARED_EXPERTS),
+    ),
+)
+_TINY_HYBRID = DecoderSpec(
+    vocab_size=512,
+    hidden_size=64,
+    layers=2
+    * (
+        *3 * (LayerSpec(DeltaHeads(2, 4, 16, 16), MLPSpec(128)),),
+        LayerSpec(replace(_SMALL_HEADS, gated=True), MLPSpec(128)),
+    ),
+    max_length=1024,
 )
 _TINY = DecoderSpec(
     vocab_size=512,
@@ -178,6 +222,11 @@ SHAPES = {
     "gemma-4-31b": Shape(_GEMMA_4_31B, 21_504),
     "gemma-4-26b-a4b": Shape(_GEMMA_4_26B, 8192),
     "gemma-4-31b-fp8": Shape(_GEMMA_4_31B, 21_504, weights=Weights("fp8")),
+    "qwen3.8-27b": Shape(_QWEN3_8_27B, 17_408),
+    "qwen3.8-27b-fp8": Shape(_QWEN3_8_27B, 17_408, weights=Weights("fp8")),
+    "qwen3.6-35b-a3b": Shape(_QWEN3_6_35B_A3B, 8192),
+    "qwen3.6-35b-a3b-fp8": Shape(_QWEN3_6_35B_A3B, 8192, weights=Weights("fp8", "half")),
+    "tiny-hybrid": Shape(_TINY_HYBRID, 128, _TINY_HYBRID.vocab_size),
     "tiny": Shape(_TINY, 128, _TINY.vocab_size),
 }
 
@@ -201,9 +250,8 @@ def random_drafter(
 def draft_config(shape: Shape, parallel: bool, layers: int) -> DrafterConfig:
     """The drafter of a shape's target: a plain decoder with the heads of its first layer."""
     target = shape.target
-    heads = target.layers[0].attention
-    attention = AttentionSpec(heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.rope)
-    layer = LayerSpec(attention, MLPSpec(shape.draft_intermediate_size))
+    heads = replace(heads_like(target), qk_norm=False)
+    layer = LayerSpec(heads, MLPSpec(shape.draft_intermediate_size))
     sizes = target.vocab_size, target.hidden_size
     return DrafterConfig(
         transformer=DecoderSpec(*sizes, layers * (layer,), max_length=target.max_length),

@@ -143,7 +143,7 @@ def _draft_layer(layer: LayerSpec, window: int | None, activation: Any) -> Layer
     assert isinstance(layer.feed_forward, MLPSpec), "no drafter has experts"
     return replace(
         layer,
-        attention=replace(layer.attention, window=window),
+        mixer=replace(layer.attention, window=window),
         feed_forward=replace(layer.feed_forward, activation=activation),
     )
 
@@ -225,7 +225,7 @@ def config_problems(
 
 def config_json(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
     """`config.json` in vLLM's raw layout."""
-    shape, attention, mlp = config.transformer, config.layer.attention, config.mlp
+    shape, attention, mlp = config.transformer, config.attention, config.mlp
     model_type = "qwen3" if attention.qk_norm else "llama"
     values: dict[str, Any] = {
         "architectures": [ARCHITECTURES[model_type]],
@@ -257,7 +257,7 @@ def config_json(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
     }
     if config.kind is PEAGLE:
         values.update(pard_token=config.mask_token_id, ptd_token_id=config.mask_token_id)
-    widths = [layer.attention.window for layer in shape.layers]
+    widths = [each.window for each in shape.attention.values()]
     if any(widths):
         values["layer_types"] = [FULL if width is None else SLIDING for width in widths]
         values["sliding_window"] = max(width for width in widths if width is not None)

@@ -160,7 +160,7 @@ def _tensor_problems(
 
 
 def _config_facts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    shape, qk_norm = config.transformer, config.layer.attention.qk_norm
+    shape, qk_norm = config.transformer, config.attention.qk_norm
     style = "Qwen3" if qk_norm else "Llama"
     return {
         "method": f"{config.kind.name}: {config.kind.passes}",
@@ -185,7 +185,7 @@ def _taps_fact(config: DrafterConfig) -> str:
 
 def _window_fact(shape: DecoderSpec) -> str:
     """How many of the layers have a window; vLLM serves P-EAGLE only with all or none."""
-    widths = [layer.attention.window for layer in shape.layers if layer.attention.window]
+    widths = [each.window for each in shape.attention.values() if each.window]
     if not widths:
         return ""
     count = "all" if len(widths) == len(shape.layers) else f"{len(widths)} of them"

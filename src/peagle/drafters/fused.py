@@ -17,7 +17,7 @@ class FusedDrafter:
     def __init__(self, model: DraftModel) -> None:
         self.model = model
         layers = [model.first, *model.rest]
-        tables = [(model.rotations, None)] * len(layers)
+        tables = dict.fromkeys(range(len(layers)), (model.rotations, None))
         self.layers = FusedLayers(layers, model.readout.norm, tables)
         self.norms = first_norms(model)
 

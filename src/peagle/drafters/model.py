@@ -1,7 +1,7 @@
 """The network P-EAGLE and EAGLE-3 share: token embeddings and target features in, logits out."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,10 +11,10 @@ from peagle.drafters.kind import EAGLE3, PEAGLE, Kind
 from peagle.drafters.readout import Readout
 from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.models.decoder import MLP, Attend, Attention, DecoderLayer, Embedding
-from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
+from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
-from peagle.ops.rope import Rotation, rope_table, rotation_at
+from peagle.ops.rope import NOPE, RopeConfig, Rotation, rope_table, rotation_at
 from peagle.ops.rows import take
 
 LayerCall = Callable[..., Tensor]
@@ -30,6 +30,10 @@ def call_plainly(layer: nn.Module, *arguments: Any) -> Tensor:
 def default_taps(num_layers: int) -> tuple[int, ...]:
     """The tapped layers if a directory names none: 2, N // 2, N - 3."""
     return tuple(sorted({2, num_layers // 2, num_layers - 3}))
+
+
+WHOLE_HEAD = 128
+"""Width of a drafter's heads where the target's would not do."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,11 @@ class DrafterConfig:
         """What every draft layer is but for its window; the first one's attention reads twice the
         width."""
         return self.transformer.layers[0]
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """Its attention, whose window is the first layer's."""
+        return self.transformer.attention[0]
 
     @property
     def mlp(self) -> MLPSpec:
@@ -95,6 +104,30 @@ class DrafterConfig:
         return self.draft_vocab_size != self.transformer.vocab_size
 
 
+def heads_like(target: DecoderSpec) -> AttentionSpec:
+    """A new drafter's heads: those of the target's first attention, without what is its own.
+
+    Drafters' heads turn whole, so those of a target that turns a part of each are as many as are
+    128 wide together.
+    """
+    like = next(iter(target.attention.values()))
+    sizes = like.num_heads, like.num_kv_heads, like.head_dim
+    if like.rope.width(like.head_dim) < like.head_dim:
+        parts = max(like.head_dim // WHOLE_HEAD, 1)
+        sizes = parts * like.num_heads, parts * like.num_kv_heads, like.head_dim // parts
+    return AttentionSpec(*sizes, _rotation(target), qk_norm=like.qk_norm)
+
+
+def _rotation(target: DecoderSpec) -> RopeConfig:
+    """That of the target's first layer that rotates, if it is one that vLLM's drafters have; else
+    plain rope of its base."""
+    ropes = (heads.rope for heads in target.attention.values())
+    rope = next((each for each in ropes if each != NOPE), RopeConfig())
+    if rope.kind in ("longrope", "proportional") or rope.partial_rotary_factor != 1:
+        return RopeConfig(rope.theta, original_max_position=target.max_length)
+    return replace(rope, llama_4_scaling_beta=0.0)
+
+
 class FirstLayer(nn.Module):
     """Layer 0: attends over [normed embedding ; normed feature], adds to the feature's stream."""
 
@@ -103,10 +136,15 @@ class FirstLayer(nn.Module):
         hidden_size, eps = config.transformer.hidden_size, config.layer.norms.eps
         self.input_norm = RMSNorm(hidden_size, eps)
         self.hidden_norm = RMSNorm(hidden_size, eps)
-        self.attention = Attention(config.layer.attention, hidden_size, eps, 2 * hidden_size)
+        self.attention = Attention(config.attention, hidden_size, eps, 2 * hidden_size)
         self.post_norm = RMSNorm(hidden_size, eps)
         self.mlp = MLP(config.mlp, hidden_size)
         self.norm_before_residual = config.norm_before_residual
+
+    @property
+    def mixer(self) -> Attention:
+        """What mixes positions."""
+        return self.attention
 
     def forward(
         self,
@@ -144,7 +182,7 @@ class DraftModel(nn.Module):
         self.readout = Readout(shape, config.draft_vocab_size, config.new_selector())
         if config.kind is PEAGLE:
             self.mask_hidden = nn.Parameter(torch.empty(config.feature_size))
-        attention = config.layer.attention
+        attention = config.attention
         table = rope_table(attention.rope, attention.head_dim, max_length)
         self.register_buffer("rotations", table, persistent=False)
 

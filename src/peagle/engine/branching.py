@@ -53,7 +53,9 @@ def _of_drafts(drafting: Drafting, nodes: int) -> str | None:
 
 
 def _of_target(target: Decoder, nodes: int, captured: bool) -> str | None:
-    layers = [layer.attention for layer in target.spec.layers]
+    layers = target.spec.attention.values()
+    if target.spec.recurrent:
+        return "is not supported for targets with recurrent layers"
     window = min((each.window for each in layers if each.window), default=None)
     if not captured and target.embed.weight.is_cuda:
         return "needs GPU kernels, and there are none for this model"

@@ -13,6 +13,7 @@ from peagle.engine.block_groups import BlockGroup, BlockGroups
 from peagle.engine.block_pool import BlockPool
 from peagle.engine.cache_shape import SEQ_TOKENS, CacheShape, Division
 from peagle.engine.device.prompt_graphs import SIZES
+from peagle.engine.fixed_memory import fixed_bytes
 from peagle.engine.step import MOST_UNSEEN
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
@@ -65,10 +66,11 @@ def capacity_of(target: Decoder, needs: Needs, k: int, config: EngineConfig) -> 
     device = target.embed.weight.device
     rows, shape = batched_tokens(config, device), cache_shape(target, needs, k, config)
     missed = _missed(target, needs) if config.draft_length == "auto" else 0
+    fixed = fixed_bytes(target.spec, k, target.embed.weight.dtype)
 
     def memory(num_seqs: int) -> int:
         """Bytes of the KV cache beside what so many requests need in a step."""
-        needed = _workspace(target, needs, rows, num_seqs, k) + num_seqs * missed
+        needed = _workspace(target, needs, rows, num_seqs, k) + num_seqs * (missed + fixed)
         return kv_cache_memory(config, device, needed)
 
     num_seqs = config.max_num_seqs or _num_seqs(shape, memory, MOST_SEQS[device.type])

@@ -3,6 +3,7 @@
 import math
 import mmap
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -22,8 +23,7 @@ def kv_bytes_per_token(spec: DecoderSpec, dtype: torch.dtype) -> int:
 def kv_bytes_by_window(spec: DecoderSpec, dtype: torch.dtype) -> dict[int | None, int]:
     """The same by the window of the layers that see it; None: those that see all of a context."""
     found: dict[int | None, int] = {}
-    for layer in spec.layers:
-        attention = layer.attention
+    for attention in spec.attention.values():
         numbers = 2 * attention.kv_width
         found[attention.window] = found.get(attention.window, 0) + numbers * dtype.itemsize
     return found
@@ -55,20 +55,20 @@ class KVCache:
         """slots: of layers that keep whole contexts, besides the null slot; windows: the tables of
         those that do not."""
         self._table, self._windows = table, windows or {}
-        attention = [layer.attention for layer in spec.layers]
-        self.full = all(each.full for each in attention)
+        self.full = all(heads.full for heads in spec.attention.values())
         """Whether no layer has a window or sinks."""
-        kinds = [(self._group(each.window), each.num_kv_heads, each.head_dim) for each in attention]
+        kinds = {
+            layer: (self._group(heads.window), heads.num_kv_heads, heads.head_dim)
+            for layer, heads in spec.attention.items()
+        }
         sizes = [slots, *(window.null_slot for window in self._windows.values())]
         self._tensors = {
-            kind: zeros(
-                (kinds.count(kind), 2, sizes[kind[0]] + 1, *kind[1:]), dtype, table.slots.device
-            )
-            for kind in dict.fromkeys(kinds)
+            kind: zeros((count, 2, sizes[kind[0]] + 1, *kind[1:]), dtype, table.slots.device)
+            for kind, count in Counter(kinds.values()).items()
         }
         layers = {kind: iter(tensor) for kind, tensor in self._tensors.items()}
-        self.layers = [next(layers[kind]) for kind in kinds]
-        """Each layer's, [2, slots + 1, kv_heads, head_dim]."""
+        self.layers = {layer: next(layers[kind]) for layer, kind in kinds.items()}
+        """By the place of a layer among all, [2, slots + 1, kv_heads, head_dim]."""
 
     @property
     def alike(self) -> bool:

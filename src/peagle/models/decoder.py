@@ -11,12 +11,16 @@ from peagle.models.spec import (
     AttentionSpec,
     ClampedSwiGLU,
     DecoderSpec,
-    ExpertsSpec,
+    FeedForwardSpec,
     LayerGroup,
     LayerSpec,
+    MixtureSpec,
     MLPSpec,
+    SandwichSpec,
+    SharedExpertsSpec,
 )
 from peagle.ops.cached_attention import AttentionHeads
+from peagle.ops.delta_net import DeltaHeads, DeltaWeights
 from peagle.ops.geglu import geglu
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts, RoutedExperts, ScaledExperts
@@ -36,6 +40,9 @@ from peagle.ops.softcap import softcap
 from peagle.ops.swiglu import swiglu
 from peagle.ops.weight import keep_activations
 
+Recur = Callable[[int, Tensor, Tensor, DeltaWeights], Tensor]
+"""(layer, product [rows, channels + value_width], gates [rows, 2 * value heads], the recurrence's
+weights) -> [rows, value_width]."""
 Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionHeads], Tensor]
 """(layer, query [rows, heads, head_dim], key [rows, kv_heads, head_dim], value, what they see) ->
 like query."""
@@ -61,12 +68,15 @@ class Attention(LeanModule):
         """in_features: width of what q, k and v are made of; None: hidden_size."""
         super().__init__()
         self.spec, self.eps = spec, eps
-        width = spec.width + 2 * spec.kv_width
+        gates = spec.width if spec.gated else 0
+        width = spec.width + 2 * spec.kv_width + gates
         self.qkv = Linear(in_features or hidden_size, width, spec.bias)
         self.out = Linear(spec.width, hidden_size, spec.out_bias)
         norm = HeadNorm(spec.num_heads, spec.num_kv_heads, spec.head_dim, eps)
         self.qk_norm = norm if spec.qk_norm else None
         self.sinks = nn.Parameter(torch.zeros(spec.num_heads)) if spec.sinks else None
+        both = spec.num_heads + spec.num_kv_heads
+        self._parts = (both, spec.num_kv_heads, *((spec.num_heads,) if spec.gated else ()))
         sizes = spec.num_heads, spec.num_kv_heads, spec.head_dim
         self._heads = AttentionHeads(*sizes, spec.window, scale=spec.scale)
         self.batch_invariant = False
@@ -84,7 +94,7 @@ class Attention(LeanModule):
         """x: [rows, in_features]; result: [rows, hidden_size], or of the rows in `kept` alone."""
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         qkv = self.qkv(x).unflatten(-1, (-1, self.spec.head_dim))
-        qk, value = qkv.split_with_sizes((heads + kv_heads, kv_heads), dim=1)
+        qk, value, *gate = qkv.split_with_sizes(self._parts, dim=1)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
         if self.spec.v_norm:
@@ -93,8 +103,38 @@ class Attention(LeanModule):
         query, key = qk.split_with_sizes((heads, kv_heads), dim=1)
         if rotation.query_scale is not None:
             query = query * rotation.query_scale
-        attended = attend(layer, query, key, value, self.heads)
-        return self.out(take(attended, kept).flatten(1))
+        attended = take(attend(layer, query, key, value, self.heads), kept)
+        if self.spec.gated:
+            attended = attended * take(gate[0], kept).sigmoid()
+        return self.out(attended.flatten(1))
+
+
+class DeltaNet(LeanModule):
+    """A gated delta net: the products around its recurrence; q, k, v and the output's gates come
+    from one of them, the recurrence's gates from another."""
+
+    def __init__(self, heads: DeltaHeads, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.heads, self.eps = heads, eps
+        self.qkvz = Linear(hidden_size, heads.width)
+        self.gates = Linear(hidden_size, 2 * heads.num_value_heads)
+        self.conv = nn.Parameter(torch.empty(heads.channels, 1, heads.conv_width))
+        self.decay = nn.Parameter(torch.empty(heads.num_value_heads))
+        self.decay_bias = nn.Parameter(torch.empty(heads.num_value_heads))
+        self.norm = nn.Parameter(torch.ones(heads.value_dim))
+        self.out = Linear(heads.value_width, hidden_size)
+
+    @property
+    def weights(self) -> DeltaWeights:
+        """What the recurrence itself has to know."""
+        return DeltaWeights(
+            self.heads, self.conv[:, 0], self.decay, self.decay_bias, self.norm, self.eps
+        )
+
+    def forward(self, x: Tensor, layer: int, recur: Recur, kept: Tensor | None = None) -> Tensor:
+        """x: [rows, hidden_size], like the result, or of the rows in `kept` alone."""
+        given = recur(layer, self.qkvz(x), self.gates(x), self.weights)
+        return self.out(take(given, kept))
 
 
 class MLP(LeanModule):
@@ -110,8 +150,28 @@ class MLP(LeanModule):
         return self.down(self.gated(self.gate_up(x)))
 
 
-def feed_forward(spec: MLPSpec | ExpertsSpec, hidden_size: int) -> MLP | Experts:
-    """A layer's MLP, or its experts: [rows, hidden_size] -> the same."""
+class SharedExperts(LeanModule):
+    """Experts, and beside them an MLP for every row, whose result is multiplied by a gate."""
+
+    def __init__(self, spec: SharedExpertsSpec, hidden_size: int) -> None:
+        super().__init__()
+        experts = feed_forward(spec.experts, hidden_size)
+        assert isinstance(experts, Experts)
+        self.experts = experts
+        self.shared = MLP(spec.mlp, hidden_size)
+        self.shared_gate = Linear(hidden_size, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts(x) + self.shared(x) * self.shared_gate(x).sigmoid()
+
+
+def feed_forward(spec: FeedForwardSpec, hidden_size: int) -> MLP | Experts | SharedExperts:
+    """A layer's MLP, or its experts: [rows, hidden_size] -> the same; of both in a sandwich, the
+    MLP."""
+    if isinstance(spec, SharedExpertsSpec):
+        return SharedExperts(spec, hidden_size)
+    if isinstance(spec, MixtureSpec):
+        spec = spec.mlp
     if isinstance(spec, MLPSpec):
         return MLP(spec, hidden_size)
     return Experts(
@@ -131,9 +191,17 @@ class DecoderLayer(nn.Module):
         super().__init__()
         eps = spec.norms.eps
         self.input_norm = RMSNorm(hidden_size, eps)
-        self.attention = Attention(spec.attention, hidden_size, eps)
+        if isinstance(spec.mixer, DeltaHeads):
+            self.delta_net = DeltaNet(spec.mixer, hidden_size, eps)
+        else:
+            self.attention = Attention(spec.mixer, hidden_size, eps)
         self.post_norm = RMSNorm(hidden_size, eps)
         self.mlp = feed_forward(spec.feed_forward, hidden_size)
+
+    @property
+    def mixer(self) -> Attention | DeltaNet:
+        """What mixes positions."""
+        return self.attention
 
     def forward(
         self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, kept: Tensor | None = None
@@ -171,7 +239,7 @@ class MixtureLayer(SandwichLayer):
 
     def __init__(self, spec: LayerSpec, hidden_size: int) -> None:
         super().__init__(spec, hidden_size)
-        experts, self.eps = spec.beside, spec.norms.eps
+        experts, self.eps = spec.experts, spec.norms.eps
         assert experts is not None
         sizes = experts.moe_intermediate_size, experts.num_experts, experts.num_experts_per_tok
         self.experts = ScaledExperts(hidden_size, *sizes)
@@ -190,15 +258,33 @@ class MixtureLayer(SandwichLayer):
         return self.dense_norm(super().fed(x)) + self.experts_norm(mixed)
 
 
+class RecurrentLayer(DecoderLayer):
+    """A pre-norm block whose positions are mixed by a recurrence."""
+
+    @property
+    def mixer(self) -> Attention | DeltaNet:
+        """What mixes positions."""
+        return self.delta_net
+
+    def recurred(self, x: Tensor, layer: int, recur: Recur) -> Tensor:
+        """The residual stream after the block, both [rows, hidden_size]."""
+        x = x + self.delta_net(self.input_norm(x), layer, recur)
+        return x + self.mlp(self.post_norm(x))
+
+
 def decoder_layer(spec: LayerSpec, hidden_size: int) -> DecoderLayer:
     """The block that a layer is."""
-    if spec.beside is not None:
-        return MixtureLayer(spec, hidden_size)
-    return SandwichLayer(spec, hidden_size) if spec.sandwich else DecoderLayer(spec, hidden_size)
+    if isinstance(spec.mixer, DeltaHeads):
+        return RecurrentLayer(spec, hidden_size)
+    if not isinstance(spec.norms, SandwichSpec):
+        return DecoderLayer(spec, hidden_size)
+    mixture = isinstance(spec.feed_forward, MixtureSpec)
+    return (MixtureLayer if mixture else SandwichLayer)(spec, hidden_size)
 
 
 class RopeTables(nn.Module):
-    """The rotations of every position, one table for all layers that rotate alike."""
+    """The rotations of every position, one table for all layers that rotate alike; a recurrence has
+    none."""
 
     def __init__(self, groups: Iterable[LayerGroup], length: int) -> None:
         super().__init__()
@@ -212,19 +298,19 @@ class RopeTables(nn.Module):
                 scales = query_scales(group.attention.rope, length)
                 self.register_buffer(f"{names[key]}_scales", scales, persistent=False)
             of_layers |= dict.fromkeys(group.layers, names[key])
-        self._of_layers = [of_layers[layer] for layer in sorted(of_layers)]
+        self._of_layers = of_layers
 
-    def of_layers(self) -> list[tuple[Tensor, Tensor | None]]:
-        """Each layer's [positions, 2, width] of `rope_table`, and [positions] of `query_scales`."""
-        return [self._tables(name) for name in self._of_layers]
+    def of_layers(self) -> dict[int, tuple[Tensor, Tensor | None]]:
+        """By layer, [positions, 2, width] of `rope_table`, and [positions] of `query_scales`."""
+        return {layer: self._tables(name) for layer, name in self._of_layers.items()}
 
-    def forward(self, positions: Tensor) -> list[Rotation]:
-        """Each layer's rotations at some positions [rows]."""
+    def forward(self, positions: Tensor) -> dict[int, Rotation]:
+        """By layer, the rotations at some positions [rows]."""
         found: dict[str, Rotation] = {}
-        for name in dict.fromkeys(self._of_layers):
+        for name in dict.fromkeys(self._of_layers.values()):
             table, scales = self._tables(name)
             found[name] = rotation_at(table, positions, scales)
-        return [found[name] for name in self._of_layers]
+        return {layer: found[name] for layer, name in self._of_layers.items()}
 
     def _tables(self, name: str) -> tuple[Tensor, Tensor | None]:
         return self.get_buffer(name), getattr(self, f"{name}_scales")
@@ -266,11 +352,16 @@ class Decoder(nn.Module):
                 module.batch_invariant = True
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, attend: Attend, taps: tuple[int, ...] = ()
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        taps: tuple[int, ...] = (),
+        recur: Recur | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run rows of tokens through the stack.
 
-        tokens, positions: [rows]. Returns the final normed hidden states [rows, hidden_size], which
+        tokens, positions: [rows]; recur: the recurrences of a pass, where layers have any. Returns
         `logits` takes, and the tapped residual streams side by side
         [rows, len(taps) * hidden_size]: tap i is the stream after i layers.
         """
@@ -278,7 +369,11 @@ class Decoder(nn.Module):
         x = self.scaled(self.embed(tokens))
         tapped = [self.tap(x)] if 0 in taps else []
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotations[index], index, attend)
+            if isinstance(layer, RecurrentLayer):
+                assert recur is not None, "a pass over recurrent layers brings their states"
+                x = layer.recurred(x, index, recur)
+            else:
+                x = layer(x, rotations[index], index, attend)
             if index + 1 in taps:
                 tapped.append(self.tap(x))
         return self.norm(x), torch.cat(tapped, dim=-1) if taps else None

@@ -1,12 +1,21 @@
 """A decoder's layers in few launches: the fast twin of `Decoder.forward`, same weights."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from peagle.models.decoder import MLP, Attention, Decoder, MixtureLayer, SandwichLayer
+from peagle.models.decoder import (
+    MLP,
+    Attention,
+    Decoder,
+    DeltaNet,
+    MixtureLayer,
+    Recur,
+    SandwichLayer,
+    SharedExperts,
+)
 from peagle.ops import residual, sandwich
 from peagle.ops.cached_attention import QKVSpec
 from peagle.ops.linear import Linear
@@ -24,9 +33,9 @@ class Block(Protocol):
     """The parts of a layer, of a target or a drafter."""
 
     input_norm: RMSNorm
-    attention: Attention
+    mixer: Attention | DeltaNet
     post_norm: RMSNorm
-    mlp: MLP | Experts
+    mlp: MLP | Experts | SharedExperts
 
 
 @dataclass(frozen=True)
@@ -56,16 +65,13 @@ class FusedLayers:
         self,
         layers: Iterable[Any],
         last_norm: RMSNorm,
-        tables: Iterable[tuple[Tensor, Tensor | None]],
+        tables: Mapping[int, tuple[Tensor, Tensor | None]],
     ) -> None:
-        """tables: each layer's of `rope_table`, and of `query_scales`."""
+        """tables: of `rope_table` and of `query_scales`, by the layers that attend."""
         self.layers: list[Block] = list(layers)
-        self.specs = [*map(qkv_spec, self.layers, tables)]
+        self.specs = {i: qkv_spec(self.layers[i], table) for i, table in tables.items()}
         self._next_norms = [*(layer.input_norm for layer in self.layers[1:]), last_norm]
-        self._next_qkvs: list[Linear | None] = [
-            *(layer.attention.qkv for layer in self.layers[1:]),
-            None,
-        ]
+        self._inputs: list[Linear] = [_input(layer.mixer) for layer in self.layers]
 
     def __call__(
         self,
@@ -74,10 +80,11 @@ class FusedLayers:
         attend: AttendProduct,
         taps: Taps | None = None,
         reads: Tensor | None = None,
+        recur: Recur | None = None,
     ) -> tuple[Tensor, Normed]:
         """The residual stream [rows, hidden_size] after the last layer, and its final norm.
 
-        `first` is the input of the first layer's q, k, v product. `reads` are the rows to return,
+        `first` is the input of the first layer's first product. `reads` are the rows to return,
         None for all: the others stop at the last layer's keys and values, so that no tap may come
         after it. With empty `reads` both results are empty.
         """
@@ -85,41 +92,69 @@ class FusedLayers:
         if taps is not None:
             taps.keep(0, stream)
         x = first
-        qkv: Tensor | None = self._first_qkv(first)
-        for index, spec in enumerate(self.specs):
-            assert qkv is not None
-            attended = attend(index, qkv, spec)
+        product: Tensor | None = residual.linear(first, self._inputs[0])
+        for index in range(len(self.layers)):
+            assert product is not None
+            attended = self._mixed(index, product, x, attend, recur)
             if reads is not None and index == len(self.layers) - 1:
                 attended, stream = attended.index_select(0, reads), stream.index_select(0, reads)
                 if not len(reads):
                     return stream, Normed(stream, None, first.eps)
-            stream, x, qkv = self._after_attention(index, attended, stream)
+            stream, x, product = self._after_mixer(index, attended, stream)
             if taps is not None:
                 taps.keep(index + 1, stream)
         return stream, x
 
-    def _first_qkv(self, first: Normed) -> Tensor:
-        return residual.linear(first, self.layers[0].attention.qkv)
+    def _mixed(
+        self, index: int, product: Tensor, x: Normed, attend: AttendProduct, recur: Recur | None
+    ) -> Tensor:
+        """What a layer's mixer gives before its last product. product: its first one, of x."""
+        mixer = self.layers[index].mixer
+        if isinstance(mixer, DeltaNet):
+            assert recur is not None, "a pass over recurrent layers brings their states"
+            return recur(index, product, residual.linear(x, mixer.gates), mixer.weights)
+        spec = self.specs[index]
+        if not mixer.spec.gated:
+            return attend(index, product, spec)
+        width = mixer.spec.width
+        attended = attend(index, product[:, :-width], spec)
+        return attended * product[:, -width:].sigmoid()
 
-    def _after_attention(
+    def _after_mixer(
         self, index: int, attended: Tensor, stream: Tensor
     ) -> tuple[Tensor, Normed, Tensor | None]:
-        """The rest of a layer after attention, and the next layer's q, k, v product."""
-        layer, norm, qkv = self.layers[index], self._next_norms[index], self._next_qkvs[index]
-        attention, mlp = layer.attention, layer.mlp
+        """The rest of a layer after its mixer, and the next layer's first product."""
+        layer, norm = self.layers[index], self._next_norms[index]
+        following = self._inputs[index + 1] if index + 1 < len(self.layers) else None
+        out, mlp = layer.mixer.out, layer.mlp
         if isinstance(layer, SandwichLayer):
             stream, x = _after_sandwich(layer, attended, stream, norm)
-            return stream, x, None if qkv is None else residual.linear(x, qkv)
+            return stream, x, None if following is None else residual.linear(x, following)
         if isinstance(mlp, MLP) and mlp.gated is swiglu:
-            block = BlockWeights(attention.out, layer.post_norm, mlp.gate_up, mlp.down, norm, qkv)
+            weights = out, layer.post_norm, mlp.gate_up, mlp.down
+            block = BlockWeights(*weights, norm, following)
             return residual.layer_chain(attended, stream, block)
-        stream, x = residual.add(attended, attention.out, stream, layer.post_norm)
+        stream, x = residual.add(attended, out, stream, layer.post_norm)
         if isinstance(mlp, MLP):
             inner = mlp.gated(residual.linear(x, mlp.gate_up))
             stream, x = residual.add(inner, mlp.down, stream, norm)
+        elif isinstance(mlp, SharedExperts):
+            stream, x = residual.add_mixture(x, mlp.experts, _with_shared(x, mlp, stream), norm)
         else:
             stream, x = residual.add_mixture(x, mlp, stream, norm)
-        return stream, x, None if qkv is None else residual.linear(x, qkv)
+        return stream, x, None if following is None else residual.linear(x, following)
+
+
+def _input(mixer: Attention | DeltaNet) -> Linear:
+    """A mixer's first product."""
+    return mixer.qkv if isinstance(mixer, Attention) else mixer.qkvz
+
+
+def _with_shared(x: Normed, experts: SharedExperts, stream: Tensor) -> Tensor:
+    """The stream, and what the MLP beside experts adds to it: [rows, hidden_size]."""
+    inner = residual.gated(x, experts.shared.gate_up)
+    added = residual.linear(Normed(inner, None, x.eps), experts.shared.down)
+    return stream + added * residual.linear(x, experts.shared_gate).sigmoid()
 
 
 def _after_sandwich(
@@ -129,7 +164,7 @@ def _after_sandwich(
 
     attended: [rows, heads * head_dim].
     """
-    product = residual.linear(Normed(attended, None, norm.eps), layer.attention.out)
+    product = residual.linear(Normed(attended, None, norm.eps), layer.mixer.out)
     given = product, layer.attention_norm, stream, layer.post_norm
     if isinstance(layer, MixtureLayer):
         mixture = layer.mixture()
@@ -150,14 +185,16 @@ def _dense(layer: SandwichLayer, x: Normed) -> Tensor:
 
 def qkv_spec(layer: Block, tables: tuple[Tensor, Tensor | None]) -> QKVSpec:
     """How a layer's q, k, v product is read. tables: of `rope_table` and of `query_scales`."""
-    norm = layer.attention.qk_norm
+    attention = layer.mixer
+    assert isinstance(attention, Attention)
+    norm = attention.qk_norm
     return QKVSpec(
-        **vars(layer.attention.heads),
+        **vars(attention.heads),
         rotations=tables[0],
         query_scales=tables[1],
         norm_weight=None if norm is None else norm.weight,
         eps=layer.input_norm.eps,
-        v_norm=layer.attention.spec.v_norm,
+        v_norm=attention.spec.v_norm,
     )
 
 

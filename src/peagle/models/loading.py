@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from peagle.models.weights import (
 )
 from peagle.ops.packing import pack
 
+M = TypeVar("M", bound=nn.Module)
 LENGTHEN = (
     "lower it, or give the target's config.json a rope_scaling as its model card says (yarn "
     "reaches factor times original_max_position_embeddings)"
@@ -111,7 +113,8 @@ def load_layers(
         tensors = read_tensors(directory, file_names(rules))
         with about(directory):
             assemble(nn.ModuleList([layer]), rules, tensors, dtype=dtype, device=device)
-        yield layer.to(device=device, dtype=dtype).requires_grad_(False).eval()
+        _settled(nn.ModuleList([layer]), rules, dtype, device)
+        yield layer
 
 
 @dataclass(frozen=True)
@@ -195,9 +198,19 @@ class _Target:
             assemble(decoder, rules, tensors, self.ignored(tensors), dtype, device)
         if self.spec.tie_word_embeddings:
             decoder.head.weight = decoder.embed.weight
-        decoder = decoder.to(device=device, dtype=dtype).requires_grad_(False).eval()
+        decoder = _settled(decoder, rules, dtype, device)
         pack(decoder)
         return decoder
+
+
+def _settled(module: M, rules: Iterable[TensorRule], dtype: torch.dtype, device: torch.device) -> M:
+    """A module for inference, in one type but for what has its own."""
+    own = {rule.ours: rule.dtype for rule in rules if rule.dtype is not None}
+    exact = {name: module.get_parameter(name).data for name in own}
+    module = module.to(device=device, dtype=dtype).requires_grad_(False).eval()
+    for name, value in exact.items():
+        module.get_parameter(name).data = value
+    return module
 
 
 def _has_own_head(directory: Path, family: Family) -> bool:

@@ -41,7 +41,14 @@ STOPS = {
     ".svdquant_lora_a": "low-rank parts beside the weights (svdquant_lora) are not supported",
 }
 """Ends of the names of tensors without which weights would be others, and what is said of them."""
-PRODUCTS = ("qkv.weight", "out.weight", "gate_up.weight", "down.weight", "head.weight")
+PRODUCTS = (
+    "qkv.weight",
+    "qkvz.weight",
+    "out.weight",
+    "gate_up.weight",
+    "down.weight",
+    "head.weight",
+)
 EXPERTS = (".gate_up", ".down")
 """How our names of weights end that may be in few bits: those of products, and of experts."""
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from peagle.ops.delta_net import DeltaHeads
 from peagle.ops.rope import RopeConfig
 
 
@@ -31,6 +32,8 @@ class AttentionSpec:
     """Whether q, k and v have biases."""
     out_bias: bool = False
     """Whether the output projection has a bias."""
+    gated: bool = False
+    """Whether what a head gives is multiplied by the sigmoid of a gate, which is as wide."""
 
     @property
     def full(self) -> bool:
@@ -93,34 +96,72 @@ class ExpertsSpec:
 
 
 @dataclass(frozen=True)
+class MixtureSpec:
+    """An MLP and experts side by side, each normed by itself, as in Gemma 4."""
+
+    mlp: MLPSpec
+    experts: ExpertsSpec
+
+    @property
+    def intermediate_size(self) -> int:
+        """The MLP's inner width."""
+        return self.mlp.intermediate_size
+
+    @property
+    def width(self) -> int:
+        """As in `MLPSpec`."""
+        return max(self.mlp.width, self.experts.width)
+
+
+class SharedExpertsSpec(MixtureSpec):
+    """Experts, and an MLP beside them whose result every row gets, times a gate: Qwen3.5's."""
+
+
+FeedForwardSpec = MLPSpec | ExpertsSpec | MixtureSpec
+
+
+@dataclass(frozen=True)
 class NormSpec:
-    """RMS norms."""
+    """RMS norms, one before the mixer and one before the feed-forward."""
 
     eps: float = 1e-6
+    offset: float = 0.0
+    """What is added to stored weights, in float32, before anything is multiplied by them."""
+
+
+@dataclass(frozen=True)
+class SandwichSpec(NormSpec):
+    """Norms of what mixer and feed-forward give, too, before it is added (four in all), and a
+    learned number that multiplies the stream after both: Gemma 4's block."""
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One pre-norm block: attention, then an MLP or experts."""
+    """One block: a mixer of positions, then a feed-forward of each position by itself."""
 
-    attention: AttentionSpec
-    feed_forward: MLPSpec | ExpertsSpec
+    mixer: AttentionSpec | DeltaHeads
+    """Attention, or a recurrence: a gated delta net."""
+    feed_forward: FeedForwardSpec
     norms: NormSpec = NormSpec()
-    sandwich: bool = False
-    """Whether what attention and the MLP give is normed too, before it is added (four norms), and
-    the stream multiplied by a learned number after both: Gemma 4's block."""
-    beside: ExpertsSpec | None = None
-    """In a sandwich: experts beside the MLP, with a router and norms of their own."""
 
     @property
     def width(self) -> int:
         """Inner numbers that one row takes."""
-        return max(part.width for part in (self.feed_forward, self.beside) if part is not None)
+        return max(self.mixer.width, self.feed_forward.width)
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """The mixer of a layer that attends."""
+        assert isinstance(self.mixer, AttentionSpec)
+        return self.mixer
 
     @property
     def experts(self) -> ExpertsSpec | None:
-        """Its experts, alone or beside an MLP."""
-        return self.feed_forward if isinstance(self.feed_forward, ExpertsSpec) else self.beside
+        """The layer's experts, alone or beside an MLP."""
+        match self.feed_forward:
+            case MixtureSpec(experts=experts) | (ExpertsSpec() as experts):
+                return experts
+        return None
 
 
 @dataclass(frozen=True)
@@ -156,14 +197,24 @@ class DecoderSpec:
     no norm sees: `embedding_scale` and the norms' eps say it already, and taps are multiplied."""
 
     @cached_property
+    def attention(self) -> dict[int, AttentionSpec]:
+        """The layers that attend, by their place among all."""
+        each = ((index, layer.mixer) for index, layer in enumerate(self.layers))
+        return {index: heads for index, heads in each if isinstance(heads, AttentionSpec)}
+
+    @cached_property
+    def recurrent(self) -> dict[int, DeltaHeads]:
+        """The layers that are recurrences, likewise."""
+        each = ((index, layer.mixer) for index, layer in enumerate(self.layers))
+        return {index: heads for index, heads in each if isinstance(heads, DeltaHeads)}
+
+    @cached_property
     def groups(self) -> tuple[LayerGroup, ...]:
-        """All layers, in the order in which each group has its first."""
+        """The layers that attend, in the order in which each group has its first."""
         members: dict[tuple[object, ...], list[int]] = {}
-        for index, layer in enumerate(self.layers):
-            heads = layer.attention
+        for index, heads in self.attention.items():
             key = (heads.num_kv_heads, heads.head_dim, heads.window, heads.rope)
             members.setdefault(key, []).append(index)
         return tuple(
-            LayerGroup(self.layers[layers[0]].attention, tuple(layers))
-            for layers in members.values()
+            LayerGroup(self.attention[layers[0]], tuple(layers)) for layers in members.values()
         )

@@ -59,6 +59,13 @@ class TensorRule:
     """Leading dimensions of ours that `theirs` are laid along: 2 for parts of every expert."""
     layouts: tuple["TensorRule", ...] = ()
     """Rules for files that hold the same value in other tensors: fused, apart or packed."""
+    order: tuple[int, ...] = ()
+    """Where ours has the file's rows in another order: of equal groups of them, which one comes
+    where."""
+    dtype: torch.dtype | None = None
+    """The type that ours always has; None: the model's."""
+    offset: float = 0.0
+    """What is added to the file's numbers: norms may be stored as what they are beside 1."""
 
     def shapes(self, ours: Shape) -> dict[str, Shape]:
         """The shapes of `theirs`, given the shape of ours."""
@@ -91,15 +98,29 @@ class TensorRule:
 
     def nbytes(self, ours: Shape, dtype: torch.dtype) -> int:
         """Bytes that ours takes in memory, given its shape and the dtype of what is not packed."""
-        return math.prod(ours) * dtype.itemsize
+        return math.prod(ours) * (self.dtype or dtype).itemsize
 
     def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
         """Ours, of this shape."""
-        return torch.cat([part.to(dtype=dtype) for part in theirs]).reshape(ours)
+        whole = torch.cat([part.to(dtype=self.dtype or dtype) for part in theirs])
+        if self.offset:
+            whole += self.offset
+        return grouped(whole, self.order).reshape(ours)
 
     def split(self, ours: Weight) -> Sequence[Tensor]:
         """`theirs`, the inverse of `join`."""
-        return dense(ours).flatten(0, self.leading - 1).split(self.sizes)
+        whole = regrouped(dense(ours).flatten(0, self.leading - 1), self.order)
+        return (whole - self.offset if self.offset else whole).split(self.sizes)
+
+
+def grouped(rows: Tensor, order: Sequence[int]) -> Tensor:
+    """Rows in as many equal groups as an order names, one behind another by it."""
+    return rows.unflatten(0, (len(order), -1))[list(order)].flatten(0, 1) if order else rows
+
+
+def regrouped(rows: Tensor, order: Sequence[int]) -> Tensor:
+    """The inverse of `grouped`."""
+    return grouped(rows, sorted(range(len(order)), key=order.__getitem__))
 
 
 def model_directory(name: str, weights: bool = True, revision: str | None = None) -> Path:

@@ -123,9 +123,9 @@ def store(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Norm and rotate rows, and write their keys and values into the cache.
 
-    qkv: [rows, (heads + 2 * kv_heads) * head_dim], which a kernel may overwrite with its results;
-    cache: [2, slots, kv_heads, head_dim]; positions, writes: as in `PassRows`. Returns queries,
-    keys and values, each [rows, heads, head_dim].
+    qkv: [rows, (heads + 2 * kv_heads) * head_dim], with any row stride, which a kernel may
+    overwrite with its results; cache: [2, slots, kv_heads, head_dim]; positions, writes: as in
+    `PassRows`. Returns queries, keys and values, each [rows, heads, head_dim].
     """
     if has_kernels(qkv):
         scale_queries(qkv, spec, positions)
@@ -180,7 +180,8 @@ def attend_product(
     """
     if not has_kernels(qkv) or spec.batch_invariant:
         return store_attend(qkv, spec, cache, rows)
-    if not (on_hopper(qkv) and kernels("hopper_attention").takes(spec, cache, rows)):
+    fast = on_hopper(qkv) and qkv.is_contiguous()
+    if not (fast and kernels("hopper_attention").takes(spec, cache, rows)):
         return store_attend(qkv, spec, cache, rows)
     scale_queries(qkv, spec, rows.positions)
     launch = kernels("hopper_attention").attend_product

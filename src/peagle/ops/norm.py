@@ -12,8 +12,11 @@ from peagle.ops.packing import Packable
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`x / rms(x) * weight` over the last dimension, the mean taken in float32.
 
-    x: [..., width]; weight: [width], or broadcastable to x (one weight vector per head).
+    x: [..., width]; weight: [width], or broadcastable to x (one weight vector per head). A weight
+    of more bits than x is multiplied before anything is rounded.
     """
+    if weight.dtype != x.dtype:
+        return (normalized(x.to(weight.dtype), eps) * weight).to(x.dtype)
     return normalized(x, eps) * weight
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from peagle.models.decoder import Decoder
 from peagle.ops.cached_attention import AttentionHeads
+from peagle.ops.delta_net import DeltaRows, DeltaState, DeltaWeights, recur
 from peagle.train.attention import Masked, causal
 from peagle.train.mask import Visibility, rows_in_step
 from peagle.train.packing import Batch, Document, pack
@@ -105,6 +106,23 @@ class TargetAttend(DocumentAttend):
         return unfold(drawn * share[..., None].to(drawn.dtype))
 
 
+class DocumentRecur:
+    """The recurrences of a batch's tokens, each begun anew by its own document."""
+
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        firsts, counts = batch.starts.unique_consecutive(return_counts=True)
+        nowhere = torch.zeros_like(firsts)
+        spans = to_device(device, nowhere, nowhere, firsts, counts, counts, nowhere[:1])
+        requests, starts, first, count, sure, accepted = spans
+        most = int(counts.max())
+        self._rows = DeltaRows(requests, starts, first, count, sure, accepted, most)
+
+    def __call__(self, layer: int, product: Tensor, gates: Tensor, weights: DeltaWeights) -> Tensor:
+        """As `Recur`. What documents leave behind is in one place, which none of them reads."""
+        empty = DeltaState.empty(weights.heads, 1, 0, product.dtype, product.device)
+        return recur(product, gates, weights, empty, self._rows)
+
+
 def padded_for(device: torch.device, batch: Batch) -> Batch:
     """The batch, padded to a length that attention on the device supports."""
     return batch.padded(rows_in_step(device))
@@ -125,6 +143,7 @@ def target_features(target: Decoder, batch: Batch, taps: tuple[int, ...]) -> Fea
     """Run the target once over a batch; documents do not see each other."""
     device = target.embed.weight.device
     tokens, positions = to_device(device, batch.tokens, batch.positions)
-    hidden, tapped = target(tokens, positions, TargetAttend(batch, device), taps)
+    attend, recur = TargetAttend(batch, device), DocumentRecur(batch, device)
+    hidden, tapped = target(tokens, positions, attend, taps, recur)
     assert tapped is not None
     return Features(tapped, hidden)

@@ -10,17 +10,16 @@ from torch import Tensor, nn
 from peagle.drafters.checkpoint import read_drafter
 from peagle.drafters.config_file import config_problems, read_drafter_config
 from peagle.drafters.kind import PEAGLE
-from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
+from peagle.drafters.model import DrafterConfig, DraftModel, default_taps, heads_like
 from peagle.drafters.readout import Readout
 from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.drafters.vocabulary import most_frequent, offsets
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, Embedding
 from peagle.models.loading import LENGTHEN
-from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec, NormSpec
+from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec, NormSpec
 from peagle.models.weights import model_directory
 from peagle.ops.linear import Linear
-from peagle.ops.rope import NOPE, RopeConfig
 from peagle.ops.weight import dense
 from peagle.train.packing import PackedRows
 from peagle.train.recipe import Recipe
@@ -101,29 +100,14 @@ def _selector(recipe: Recipe, drafted: int) -> SelectorConfig | None:
 
 
 def _draft_layers(recipe: Recipe, target: DecoderSpec) -> DecoderSpec:
-    """Layers with the heads and width of the target's first, without its rest."""
-    like = target.layers[0]
-    attention = AttentionSpec(
-        like.attention.num_heads,
-        like.attention.num_kv_heads,
-        like.attention.head_dim,
-        _rotation(target),
-        qk_norm=like.attention.qk_norm if recipe.qk_norm is None else recipe.qk_norm,
-    )
-    mlp = MLPSpec(recipe.intermediate_size or like.feed_forward.intermediate_size)
+    """Layers with heads like the target's and its width, without its rest."""
+    attention, fed = heads_like(target), target.layers[0].feed_forward
+    if recipe.qk_norm is not None:
+        attention = replace(attention, qk_norm=recipe.qk_norm)
+    mlp = MLPSpec(recipe.intermediate_size or fed.intermediate_size)
     norm = NormSpec(target.norm.eps * target.residual_multiplier**2)
     layers = (LayerSpec(attention, mlp, norm),) * recipe.num_hidden_layers
     return DecoderSpec(target.vocab_size, target.hidden_size, layers, norm, target.max_length)
-
-
-def _rotation(target: DecoderSpec) -> RopeConfig:
-    """That of the target's first layer that rotates, if it is one that vLLM's drafters have; else
-    plain rope of its base."""
-    ropes = (layer.attention.rope for layer in target.layers)
-    rope = next((each for each in ropes if each != NOPE), RopeConfig())
-    if rope.kind in ("longrope", "proportional") or rope.partial_rotary_factor != 1:
-        return RopeConfig(rope.theta, original_max_position=target.max_length)
-    return replace(rope, llama_4_scaling_beta=0.0)
 
 
 def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftModel:

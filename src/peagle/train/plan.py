@@ -142,7 +142,7 @@ class Forecast:
         """Every key of the recipe with the value that the run uses."""
         return self.recipe.model_dump() | {
             "intermediate_size": self.config.mlp.intermediate_size,
-            "qk_norm": self.config.layer.attention.qk_norm,
+            "qk_norm": self.config.attention.qk_norm,
             "draft_vocab_size": self.config.draft_vocab_size,
             "num_hidden_layers": len(self.config.transformer.layers),
             "norm_before_residual": self.config.norm_before_residual,
@@ -243,7 +243,7 @@ class Forecast:
     def _context_activations(self, tokens: int) -> int:
         """Bytes of depth 0's activations, and of float32 gradients on its keys and values."""
         shape = self.config.transformer
-        keys_and_values = 2 * self.config.layer.attention.kv_width
+        keys_and_values = 2 * self.config.attention.kv_width
         layers = len(shape.layers)
         gradients = tokens * layers * keys_and_values * FLOAT32 * self._one_pass
         if not (self.recipe.activation_checkpointing and self._one_pass):
@@ -258,7 +258,7 @@ class Forecast:
         kept = elements * (numbers + 2 * shape.hidden_size) * self.dtype.itemsize
         if self.compiled:
             return kept
-        scores = SCORES * elements * keys * self.config.layer.attention.num_heads * FLOAT32
+        scores = SCORES * elements * keys * self.config.attention.num_heads * FLOAT32
         return kept + scores * len(shape.layers)
 
     def _logits(self) -> int:
@@ -311,7 +311,7 @@ class Forecast:
         return a_step * rows // self.recipe.rows_per_step
 
     def _target_operations(self, work: Work) -> int:
-        each = [layer.attention for layer in self.target.spec.layers]
+        each = self.target.spec.attention.values()
         attention = sum(4 * heads.width * self._pairs_within(heads.window, work) for heads in each)
         return 2 * work.tokens * _in_products(self.target.layers) + attention
 
@@ -328,7 +328,7 @@ class Forecast:
         """
         elements = work.tokens + work.deeper
         products = each * elements * _in_products(self.model.first, self.model.rest)
-        attention = sum(layer.attention.width for layer in self.config.transformer.layers)
+        attention = sum(each.width for each in self.config.transformer.attention.values())
         return products + 2 * each * attention * work.draft_pairs
 
     def _head_operations(self, work: Work, each: int) -> int:

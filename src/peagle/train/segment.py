@@ -29,7 +29,7 @@ def kept_by_layer(config: DrafterConfig, compiled: bool) -> int:
     norms before their weights (2 d, and q + kv with QK norm) and the gate's activation (m).
     """
     hidden_size, inner = config.transformer.hidden_size, config.mlp.intermediate_size
-    attention = config.layer.attention
+    attention = config.attention
     q_kv = attention.width + attention.kv_width
     kept = 4 * hidden_size + 3 * q_kv + 3 * inner
     if compiled:

@@ -182,7 +182,7 @@ def test_keys_of_several_shapes_are_refused_on_a_cpu(targets, trained, monkeypat
     target = targets["easy"].decoder
     first, *others = target.spec.layers
     wider = replace(first.attention, head_dim=2 * first.attention.head_dim)
-    spec = replace(target.spec, layers=(replace(first, attention=wider), *others))
+    spec = replace(target.spec, layers=(replace(first, mixer=wider), *others))
     monkeypatch.setattr(target, "spec", spec)
     drafting = Drafting(trained["peagle"].drafter, (K,), num_tree_nodes=12)
     with pytest.raises(InputError, match="keys of several shapes"):

@@ -322,6 +322,18 @@ for rows, qkv in ((8, 6144), (16, 0), (32, 6144), (64, 6144)):
     assert kernel.metadata.shared <= shape.stages * shape.slot + layer_chain.MARGIN
     print("layer_chain", "_chain")
 
+about = dict.fromkeys(("requests", "starts", "firsts", "counts", "accepted", "sures"), INT)
+about |= dict.fromkeys(("product", "gates", "kept", "conv", "weight", "given"), BF16)
+about |= dict.fromkeys(("state", "brought", "decay", "decay_bias"), F32)
+about |= dict.fromkeys(("eps", "scale", "length_eps"), "fp32")
+sizes = {"CHANNELS": 10_240, "HEADS": 48, "WIDTH": 128, **FLAGS}
+compiled("delta_net", "_norm", about, {**sizes, "TOGETHER": 4}, num_warps=4)
+sizes |= {"INPUTS": 10_336, "WINDOW": 3, "DRAFTS": 7, "SHARED": 3, "KEYS": 128}
+compiled("delta_net", "_bring", about, {**sizes, "ROWS": 16}, num_warps=4)
+parts = {"VALUES": 16, "KEPT": 32, "PLACES": 16}
+recur = compiled("delta_net", "_recur", about, {**sizes, **parts}, num_warps=1)
+assert not spilled(recur)
+
 types = dict.fromkeys(("qkv", "cache", "norm_weight", "sinks", "out"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
 types |= {"rotations": F32, "partial": F32, "arrivals": "*i32", "eps": "fp32", "scale": "fp32"}

@@ -9,7 +9,15 @@ from paged_rows import on, pass_rows
 
 from peagle.models.decoder import Decoder
 from peagle.models.fused import fused_target
-from peagle.models.spec import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec, MLPSpec
+from peagle.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertsSpec,
+    LayerSpec,
+    MixtureSpec,
+    MLPSpec,
+    SandwichSpec,
+)
 from peagle.ops import cached_attention, geglu, moe, residual, sandwich
 from peagle.ops.cached_attention import QKVSpec
 
@@ -20,7 +28,8 @@ EXPERTS = ExpertsSpec(6, 2, 24, 24, norm_topk_prob=True, activation="gelu_tanh")
 
 def decoder_of(beside: ExpertsSpec | None) -> Decoder:
     mlp = MLPSpec(40, activation="gelu_tanh")
-    layers = [LayerSpec(each, mlp, sandwich=True, beside=beside) for each in (NEAR, FAR)]
+    fed = mlp if beside is None else MixtureSpec(mlp, beside)
+    layers = [LayerSpec(each, fed, SandwichSpec()) for each in (NEAR, FAR)]
     decoder = Decoder(DecoderSpec(tiny.VOCAB, 64, tuple(layers), embedding_scale=8.0), 64)
     for name, parameter in decoder.named_parameters():
         torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.15)

@@ -152,7 +152,8 @@ class DeviceBatch:
             x = target.scaled(x)
             first = residual.normed(x, norm)  # as a prompt's rows begin
         taps = models.taps(len(x))
-        _, last = models.layers(x, first, models.open_target(rows), taps)
+        attend, recur = models.open_target(rows), models.recur(rows)
+        _, last = models.layers(x, first, attend, taps, recur=recur)
         return Verified(models.logits(last), models.features(taps))
 
     def accept(self, draft: Draft, verified: Verified) -> Path:
@@ -184,6 +185,8 @@ class DeviceBatch:
             followed = state.ks.index_select(0, requests) > 0
             side.proposer.learn(draft, path, followed)
         commit(state, requests, path, features)
+        if (memory := side.models.memory) is not None:
+            memory.commit(requests, state.results[:, 0].index_select(0, requests))
 
 
 def _placed(rows: PassRows, tree: Tree) -> PassRows:

@@ -4,18 +4,21 @@ Tensors only, no waiting: passes are captured in CUDA graphs, so nothing here ma
 that only the device knows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from peagle.drafters.fused import FusedDrafter
+from peagle.engine.fixed_memory import FixedMemory
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logprobs import Scores, score
-from peagle.models.decoder import Decoder
+from peagle.models.decoder import Decoder, Recur
 from peagle.models.fused import AttendProduct, Taps, fused_target
 from peagle.ops import residual
 from peagle.ops.cached_attention import PassRows, QKVSpec, attend_product, divided
+from peagle.ops.delta_net import DeltaRows
 from peagle.ops.products.normed import Normed
 from peagle.ops.softcap import softcap
 
@@ -33,6 +36,8 @@ class PromptRows:
     """[rows] the tokens after them; any token where a prompt ends."""
     ends: Tensor
     """[ends] rows that give their requests the next token."""
+    recurrent: DeltaRows | None
+    """The same rows for layers that are recurrences; None where there are none."""
     scored: Tensor | None = None
     """[scored] rows whose following token is scored; None: no row's."""
 
@@ -53,12 +58,18 @@ class DeviceModels:
     """Target, drafter and their caches, run for any rows of the request table."""
 
     def __init__(
-        self, target: Decoder, network: FusedDrafter | None, caches: tuple[KVCache, KVCache | None]
+        self,
+        target: Decoder,
+        network: FusedDrafter | None,
+        caches: tuple[KVCache, KVCache | None],
+        memory: FixedMemory | None = None,
     ) -> None:
-        """caches: the target's, and the network's where there is one."""
+        """caches: the target's, and the network's where there is one; memory: of the target's
+        recurrent layers."""
         self.target, self.network = target, network
         self.layers = fused_target(target)
         self.target_cache, self.network_cache = caches
+        self.memory = memory
 
     @property
     def caches(self) -> list[KVCache]:
@@ -80,7 +91,10 @@ class DeviceModels:
         tapped = taps is not None and len(self.layers.layers) in taps.layers
         to_the_end = tapped or prompts.scored is not None
         reads = None if to_the_end else ends
-        stream, last = self.layers(x, first, attention(self.target_cache), taps, reads)
+        given = attention(self.target_cache), taps, reads, self._recur(prompts)
+        stream, last = self.layers(x, first, *given)
+        if self.memory is not None and prompts.recurrent is not None:
+            self.memory.settle(prompts.recurrent.requests)
         features = self.features(taps)
         if features is not None:
             self.fill_network(prompts.following, features, attention)
@@ -91,6 +105,18 @@ class DeviceModels:
         if to_the_end:
             return PromptEnds(self._stream_logits(stream.index_select(0, ends)), features, scores)
         return PromptEnds(self.logits(last), features)
+
+    def _recur(self, prompts: PromptRows) -> Recur | None:
+        """The recurrences of prompt rows; None where no layer is one."""
+        rows = prompts.recurrent
+        return None if self.memory is None or rows is None else self.memory.open(rows)
+
+    def recur(self, rows: PassRows) -> Recur | None:
+        """The target's recurrences for one pass over cached requests, whose first rows are sure."""
+        if self.memory is None:
+            return None
+        spans = rows.requests, rows.starts, rows.firsts, rows.counts, torch.ones_like(rows.counts)
+        return self.memory.open(DeltaRows(*spans, self.memory.accepted, rows.most))
 
     def fill_network(self, following: Tensor, features: Tensor, attention: Attention) -> None:
         """Write the drafter's keys and values of some rows.
@@ -148,7 +174,7 @@ class DeviceModels:
         return Taps(config.taps, into, self.target.spec.residual_multiplier)
 
 
-def _attend(cache: KVCache, rows: PassRows, specs: Sequence[QKVSpec]) -> AttendProduct:
+def _attend(cache: KVCache, rows: PassRows, specs: Mapping[int, QKVSpec]) -> AttendProduct:
     """Attention of a pass's layers over their cache.
 
     Contexts are divided among programs here, in a launch before the first layer's, for all layers
@@ -157,7 +183,7 @@ def _attend(cache: KVCache, rows: PassRows, specs: Sequence[QKVSpec]) -> AttendP
     """
     by_sizes: dict[tuple[int, int, int], PassRows] = {}
     by_spec: dict[tuple[int | None, tuple[int, int, int]], PassRows] = {}
-    for layer, spec in enumerate(specs):
+    for layer, spec in specs.items():
         if spec.sizes not in by_sizes:
             by_sizes[spec.sizes] = divided(rows, spec, cache.layers[layer])
         key = spec.window, spec.sizes

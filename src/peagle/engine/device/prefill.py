@@ -44,10 +44,17 @@ class Prefill:
         padding = _padding(len(tokens))
         tokens += [0] * padding
         following += [0] * padding
-        given = [tokens, following, _ends(chunks)] + [scored] * bool(scored)
         spans = [Span(chunk.row, chunk.start, chunk.rows) for chunk in chunks]
         attention = prompt_attention(self._table, spans, padding)
-        rows = PromptRows(*(upload(values, device) for values in given))
+        memory = self._models.memory
+        recurrent = None if memory is None else memory.rows_of(spans, [s.count for s in spans])
+        rows = PromptRows(
+            upload(tokens, device),
+            upload(following, device),
+            upload(_ends(chunks), device),
+            recurrent,
+            upload(scored, device) if scored else None,
+        )
         return self._models.fill(rows, attention, followed)
 
     def fill_network(self, state: CycleState, spans: Sequence[Span], most: int) -> None:
@@ -82,14 +89,16 @@ class Prefill:
             models.append((ours.network.layers, ours.network_cache))
         longest = min(most, self._table.slots.shape[1])
         for layers, cache in models:
-            if on_hopper(cache.layers[0]) and cache.layers[0].dtype.itemsize == 2:
+            if (any_layer := next(iter(cache.layers.values()), None)) is None:
+                continue
+            if on_hopper(any_layer) and any_layer.dtype.itemsize == 2:
                 _plan(layers, cache, longest)
 
 
 def _plan(layers: FusedLayers, cache: KVCache, longest: int) -> None:
     """Plan the prompts of each size of heads over which torch attends."""
     planned: set[tuple[int, int, int]] = set()
-    for layer, spec in enumerate(layers.specs):
+    for layer, spec in layers.specs.items():
         if by_torch(spec) and spec.sizes not in planned:
             planned.add(spec.sizes)
             warm_up(spec, cache.layers[layer], longest)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from peagle.engine.device.graphs import captured
 from peagle.engine.device.models import Attention, DeviceModels, PromptEnds, PromptRows
@@ -21,6 +22,7 @@ from peagle.engine.spans import TILE
 from peagle.engine.step import PromptChunk
 from peagle.models.fused import AttendProduct
 from peagle.ops.cached_attention import PassRows, store_attend
+from peagle.ops.delta_net import DeltaRows
 from peagle.transfer import upload
 
 SIZES = (16, 64, 128, 256, 384, 512, 640, 768, 896, 1024)
@@ -59,13 +61,16 @@ class PromptGraph:
 
     def _packed_inputs(self, chunks: Sequence[PromptChunk]) -> list[int]:
         """For each row its token, the next one, its position and table row; for each tile of
-        attention its table row, first position and count; then the rows at which prompts end."""
+        attention its table row, first position and count; then the rows at which prompts end, and
+        for each chunk its table row, first position, first row and count."""
         padding = (0, 0, 0, self._spare)
         rows: list[tuple[int, ...]] = []
         tiles: list[tuple[int, ...]] = []
+        spans: list[tuple[int, ...]] = []
         ends: list[int] = []
         for chunk in chunks:
             owner, places = chunk.row, range(chunk.start, chunk.stop)
+            spans.append((owner, chunk.start, len(rows), chunk.rows))
             ends += [len(rows) + chunk.rows - 1] * chunk.completes
             owners = [owner] * chunk.rows
             rows += zip(chunk.tokens, chunk.following, places, owners, strict=True)
@@ -74,12 +79,14 @@ class PromptGraph:
         rows += [padding] * (self._size - len(rows))
         tiles += [(self._spare, 0, TILE)] * (self._size // TILE - len(tiles))
         ends += [0] * (self._size // TILE - len(ends))
+        spans += [(self._spare, 0, 0, 0)] * (self._size // TILE - len(spans))
         flat = itertools.chain.from_iterable
-        return [*flat(rows), *flat(tiles), *ends]
+        return [*flat(rows), *flat(tiles), *ends, *flat(spans)]
 
     def _pass(self) -> PromptEnds:
         count = self._size // TILE
-        of_rows, of_tiles, ends = self._inputs.split((4 * self._size, 3 * count, count))
+        sizes = (4 * self._size, 3 * count, count, 4 * count)
+        of_rows, of_tiles, ends, of_spans = self._inputs.split(sizes)
         tokens, following, positions, owners = of_rows.view(-1, 4).t().contiguous()
         requests, starts, counts = of_tiles.view(-1, 3).t().contiguous()
         slots, limits = self._table.slots, self._table.limits
@@ -94,8 +101,16 @@ class PromptGraph:
             writes=slots[owners, positions].where(positions < limits[owners], -1),
             most=TILE,
         )
-        prompts = PromptRows(tokens, following, ends)
+        prompts = PromptRows(tokens, following, ends, self._recurrent(of_spans))
         return self._models.fill(prompts, _attention(rows), self._followed)
+
+    def _recurrent(self, spans: Tensor) -> DeltaRows | None:
+        """The chunks for layers that are recurrences. spans: as packed, [4 * chunks]."""
+        memory = self._models.memory
+        if memory is None:
+            return None
+        requests, starts, firsts, counts = spans.view(-1, 4).t().contiguous()
+        return DeltaRows(requests, starts, firsts, counts, counts, memory.accepted, self._size)
 
 
 class PromptGraphs:

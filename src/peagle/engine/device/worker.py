@@ -20,6 +20,7 @@ from peagle.engine.device.prefill import Prefill, in_order
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.device.rows import DeviceRows
 from peagle.engine.drafting import Drafting
+from peagle.engine.fixed_memory import memory_of
 from peagle.engine.history import History
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logits_processor import Choice, LogitsProcessor
@@ -51,7 +52,9 @@ def captures_cycles(target: Decoder, needs: Needs) -> bool:
     if not (target.embed.weight.is_cuda and AVAILABLE):
         return False
     specs = [target.spec] + ([needs.cache] if needs.cache else [])
-    sizes = {layer.attention.head_dim for spec in specs for layer in spec.layers}
+    sizes = {heads.head_dim for spec in specs for heads in spec.attention.values()}
+    for heads in target.spec.recurrent.values():
+        sizes |= {heads.key_dim, heads.value_dim}
     if not all(map(supports_head_dim, sizes)):
         warnings.warn(f"no GPU kernels for head_dim {sizes}: running plain torch", stacklevel=2)
         return False
@@ -94,7 +97,8 @@ class DeviceWorker:
             spec = needs.network.config.transformer
             of_network, width = KVCache(spec, table, slots, dtype), spec.hidden_size
             network = FusedDrafter(needs.network)
-        self._models = DeviceModels(target, network, (of_target, of_network))
+        memory = memory_of(target, len(table.limits), drafting.k)
+        self._models = DeviceModels(target, network, (of_target, of_network), memory)
         self._history = History(table.slots.shape, device) if needs.history else None
         self.pauses, self._follows = lengths[0] == 0, network is not None
         most_unseen = MOST_UNSEEN if self.pauses and self._follows else 0

@@ -1,7 +1,7 @@
 """Attention of a pass in torch's operations: gathered, contiguous, or in tiles."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -44,7 +44,7 @@ class HostCache(KVCache):
         if len(spans) == 1:
             run = self._table.contiguous_from(spans[0].row)
             if run is not None:
-                views = ContiguousAttend(self.tensor, run, spans[0], bias)
+                views = ContiguousAttend(self.tensor, [*self.layers], run, spans[0], bias)
                 return views.positions, views
         rows = gather_rows(self._table, spans, self.tensor.dtype)
         if bias is not None:
@@ -71,7 +71,7 @@ class Rows:
 class PagedAttend:
     """Attention of a pass over any requests, whose keys and values are gathered layer by layer."""
 
-    def __init__(self, layers: Sequence[Tensor], rows: Rows) -> None:
+    def __init__(self, layers: Mapping[int, Tensor], rows: Rows) -> None:
         self._layers, self._rows = layers, rows
 
     def __call__(
@@ -85,13 +85,21 @@ class PagedAttend:
 class ContiguousAttend:
     """The same for one request whose slots are contiguous: views in place of gathering."""
 
-    def __init__(self, cache: Tensor, run: int, span: Span, bias: Tensor | None = None) -> None:
-        """bias: as of `AttentionGroup`; None: rows see what comes before them."""
+    def __init__(
+        self,
+        cache: Tensor,
+        layers: Sequence[int],
+        run: int,
+        span: Span,
+        bias: Tensor | None = None,
+    ) -> None:
+        """cache: of `layers`, [layers, 2, slots, kv_heads, head_dim]; bias: as of `AttentionGroup`;
+        None: rows see what comes before them."""
         stop = span.start + span.count
         self.positions = torch.arange(span.start, stop, device=cache.device)
         if bias is None and span.count > 1:
             bias = causal_bias(self.positions[None], stop, cache.dtype)
-        self._bias = bias
+        self._bias, self._places = bias, {layer: 2 * i for i, layer in enumerate(layers)}
         sides = cache.flatten(0, 1)
         self._written = sides[:, run + span.start : run + stop].unbind()
         self._seen = sides[:, None, run : run + stop].transpose(2, 3).unbind()
@@ -100,7 +108,8 @@ class ContiguousAttend:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
     ) -> Tensor:
         """As `PagedAttend`."""
-        first, second = 2 * layer, 2 * layer + 1
+        first = self._places[layer]
+        second = first + 1
         self._written[first].copy_(key)
         self._written[second].copy_(value)
         return attend(query, self._seen[first], self._seen[second], self._bias, heads.scale)
@@ -109,7 +118,9 @@ class ContiguousAttend:
 class TiledAttend:
     """The same where layers have windows, sinks or keys of several shapes."""
 
-    def __init__(self, layers: Sequence[Tensor], rows: Callable[[int | None], PassRows]) -> None:
+    def __init__(
+        self, layers: Mapping[int, Tensor], rows: Callable[[int | None], PassRows]
+    ) -> None:
         """rows: by the window of a layer."""
         self._layers, self._rows = layers, rows
         self.positions = rows(None).positions

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from peagle.engine.cycle import Accept, Verified
+from peagle.engine.fixed_memory import FixedMemory
 from peagle.engine.host.attention import HostCache
 from peagle.engine.host.proposals import HostProposals, Proposal
 from peagle.engine.host.rows import RequestRows
@@ -43,6 +44,8 @@ class HostSide:
 
     target: Decoder
     cache: HostCache
+    memory: FixedMemory | None
+    """None where no layer is a recurrence."""
     table: RequestTable
     processor: LogitsProcessor
     proposals: HostProposals | None
@@ -100,9 +103,13 @@ class HostBatch:
         """The target over newest tokens, drafts and prompt chunks; fills its cache."""
         side, parts = self._side, self._parts
         tokens, sampled = self._inputs(draft)
-        positions, attend = side.cache.open([part.span for part in parts], draft.tree)
+        spans, recur = [part.span for part in parts], None
+        positions, attend = side.cache.open(spans, draft.tree)
+        if side.memory is not None:
+            known = [len(part.known) for part in parts]
+            recur = side.memory.open(side.memory.rows_of(spans, known))
         taps = side.taps if any(part.request.speculates for part in parts) else ()
-        hidden, features = side.target(tokens, positions, attend, taps)
+        hidden, features = side.target(tokens, positions, attend, taps, recur)
         self._score_prompts(hidden)
         ends = hidden if sampled is None else hidden.index_select(0, sampled)
         return Verified(side.target.logits(ends), features)
@@ -163,6 +170,10 @@ class HostBatch:
         kept = self._kept(decisions, verified.features)  # where memory lacks, nothing has changed
         if draft.tree is not None:
             self._straighten(path)
+        if self._side.memory is not None:
+            rows, device = [part.row for part in self._parts], self._side.device
+            accepted = [len(decision.rows) - 1 for decision in decisions]
+            self._side.memory.commit(upload(rows, device), upload(accepted, device))
         if self._side.proposals is not None:
             self._side.proposals.learn(self._proposals, path)
         looked_up = self._looked_up()

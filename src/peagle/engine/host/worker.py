@@ -9,6 +9,7 @@ from peagle.engine.branching import Branching
 from peagle.engine.cycle import run_cycle
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.drafting import Drafting
+from peagle.engine.fixed_memory import memory_of
 from peagle.engine.history import History
 from peagle.engine.host.attention import HostCache
 from peagle.engine.host.batch import HostBatch, HostSide
@@ -51,6 +52,7 @@ class HostWorker:
         self._side = HostSide(
             target,
             HostCache(target.spec, table, slots, dtype, table.windows),
+            memory_of(target, len(table.limits), drafting.k),
             table,
             processor,
             None if proposer is None else HostProposals(proposer, network, history),
@@ -83,7 +85,7 @@ class HostWorker:
             batch = HostBatch(self._side, step, parts)
             run_cycle(batch)
         except torch.OutOfMemoryError:
-            if not step.chunks:
+            if not step.chunks or self._side.memory is not None:  # states may have moved on
                 raise
             torch.cuda.empty_cache()
             return Outcome(step.number, refused=tuple(chunk.row for chunk in step.chunks))

@@ -19,6 +19,10 @@ from peagle.models.families import (
     phi3,
     qwen2,
     qwen3,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_5_moe_text,
+    qwen3_5_text,
     qwen3_moe,
     seed_oss,
     smollm3,
@@ -65,6 +69,10 @@ FAMILIES: dict[str, Family] = {
         seed_oss,
         phi3,
         granite,
+        qwen3_5,
+        qwen3_5_text,
+        qwen3_5_moe,
+        qwen3_5_moe_text,
     )
 }
 """By architecture."""

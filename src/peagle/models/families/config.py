@@ -64,7 +64,8 @@ def decoder(
     _refuse_unsupported(values, formats)
     positions = int(values.get("max_position_embeddings", 2048))
     require_positive(num_hidden_layers=len(layers), max_position_embeddings=positions)
-    length = min(_reach(layer.attention.rope, positions) for layer in layers)
+    rotated = [layer.mixer for layer in layers if isinstance(layer.mixer, AttentionSpec)]
+    length = min((_reach(each.rope, positions) for each in rotated), default=positions)
     spec = DecoderSpec(
         vocab_size=int(values["vocab_size"]),
         hidden_size=int(values["hidden_size"]),

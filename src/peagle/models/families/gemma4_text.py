@@ -10,7 +10,15 @@ from peagle.errors import InputError
 from peagle.models.families import config, tensors
 from peagle.models.families.config import FULL, SLIDING, Values
 from peagle.models.families.tensors import Place
-from peagle.models.spec import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec, MLPSpec
+from peagle.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertsSpec,
+    LayerSpec,
+    MixtureSpec,
+    MLPSpec,
+    SandwichSpec,
+)
 from peagle.models.weights import TensorRule
 
 MODEL_TYPE = "gemma4_text"
@@ -54,19 +62,15 @@ def spec(values: Values) -> DecoderSpec:
     values = config.with_usual(values, USUAL)
     _refuse_unsupported(values)
     mlp = replace(config.mlp(values), activation="gelu_tanh")
-    norms, experts, types = config.norms(values), _experts(values), _layer_types(values)
+    experts, types = _experts(values), _layer_types(values)
+    fed = mlp if experts is None else MixtureSpec(mlp, experts)
+    norms = SandwichSpec(config.norms(values).eps)
     width = int(values["sliding_window"])
     config.require_positive(sliding_window=width)
     windows = config.windows(values, types, width)
     own = _overrides(values, types)
     layers = [
-        LayerSpec(
-            attention=_attention({**values, **own.get(i, {})}, kind, window),
-            feed_forward=mlp,
-            norms=norms,
-            sandwich=True,
-            beside=experts,
-        )
+        LayerSpec(_attention({**values, **own.get(i, {})}, kind, window), fed, norms)
         for i, (kind, window) in enumerate(zip(types, windows, strict=True))
     ]
     return replace(
@@ -78,16 +82,18 @@ def spec(values: Values) -> DecoderSpec:
 
 def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
     """The tensors of one layer."""
-    assert isinstance(spec.feed_forward, MLPSpec)
+    fed, experts = spec.feed_forward, spec.experts
+    mlp = fed.mlp if isinstance(fed, MixtureSpec) else fed
+    assert isinstance(mlp, MLPSpec)
     rules = [
         *_norms(NORMS, hidden_size, place),
         *tensors.attention(spec.attention, hidden_size, place),
-        *tensors.mlp(spec.feed_forward, hidden_size, place),
+        *tensors.mlp(mlp, hidden_size, place),
         place.rule("scalar", ("layer_scalar",), (1,)),
     ]
-    if spec.beside is None:
+    if experts is None:
         return rules
-    count, names = (spec.beside.num_experts,), ("experts", "experts")
+    count, names = (experts.num_experts,), ("experts", "experts")
     return [
         *rules,
         *_norms(MIXTURE_NORMS, hidden_size, place),
@@ -95,8 +101,8 @@ def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
         place.rule("experts.router_scale", ("router.scale",), (hidden_size,)),
         place.rule("experts.factors", ("router.per_expert_scale",), count),
         *tensors.either(
-            tensors.experts_together(spec.beside, place, *names),
-            tensors.experts_apart(spec.beside, hidden_size, place, *names),
+            tensors.experts_together(experts, place, *names),
+            tensors.experts_apart(experts, hidden_size, place, *names),
         ),
     ]
 

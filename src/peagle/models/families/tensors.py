@@ -1,13 +1,21 @@
 """What most families call their tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from peagle.models.spec import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec, MLPSpec
+from peagle.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertsSpec,
+    LayerSpec,
+    MLPSpec,
+    NormSpec,
+)
 from peagle.models.weights import Shape, TensorRule
+from peagle.ops.delta_net import DeltaHeads
 from peagle.ops.weight import Weight
 
 
@@ -48,6 +56,16 @@ def either(usual: list[TensorRule], other: list[TensorRule]) -> list[TensorRule]
     return [replace(one, layouts=(two,)) for one, two in zip(usual, other, strict=True)]
 
 
+def centred(rules: Iterable[TensorRule], norms: NormSpec) -> list[TensorRule]:
+    """The same, norms with the offset of their weights."""
+    return [
+        replace(rule, offset=norms.offset, dtype=torch.float32)
+        if norms.offset and rule.ours.endswith("norm.weight")
+        else rule
+        for rule in rules
+    ]
+
+
 def embeddings(prefix: str) -> str:
     """What the file calls the token embeddings. prefix: how the decoder's names begin."""
     return f"{prefix}.embed_tokens.weight"
@@ -82,6 +100,7 @@ def ends(spec: DecoderSpec, prefix: str) -> list[TensorRule]:
     norm = TensorRule("norm.weight", (f"{prefix}.norm.weight",), (spec.hidden_size,))
     if spec.logit_scale != 1:
         norm = ScaledRule(norm.ours, norm.theirs, norm.sizes, scale=spec.logit_scale)
+    [norm] = centred([norm], spec.norm)
     if not spec.tie_word_embeddings:
         return [embed, norm, TensorRule("head.weight", (head(prefix),), size)]
     return [replace(embed, layouts=(TensorRule("embed.weight", (head(prefix),), size),)), norm]
@@ -119,12 +138,46 @@ def attention(spec: AttentionSpec, hidden_size: int, place: Place) -> list[Tenso
     value = "self_attn.k_proj" if spec.k_eq_v else "self_attn.v_proj"
     parts = ("self_attn.q_proj", "self_attn.k_proj", value)
     sizes = (spec.width, spec.kv_width, spec.kv_width)
-    rules = place.fused("attention.qkv", parts, sizes, spec.bias, "self_attn.qkv_proj")
+    if spec.gated:
+        rules = _gated(spec, place, parts)
+    else:
+        rules = place.fused("attention.qkv", parts, sizes, spec.bias, "self_attn.qkv_proj")
     rules += place.linear("attention.out", ("self_attn.o_proj",), (hidden_size,), spec.out_bias)
     if spec.qk_norm:
         norms = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
         rules.append(place.rule("attention.qk_norm.weight", norms, (spec.head_dim,) * 2))
     return rules
+
+
+def _gated(spec: AttentionSpec, place: Place, parts: tuple[str, ...]) -> list[TensorRule]:
+    """Of q, k, v and gates, in this order; the file has each head's gate behind its query."""
+    heads, both = spec.num_heads, 2 * spec.num_kv_heads
+    keys_and_values = range(2 * heads, 2 * heads + both)
+    order = (*range(0, 2 * heads, 2), *keys_and_values, *range(1, 2 * heads, 2))
+    sizes = (2 * spec.width, spec.kv_width, spec.kv_width)
+    return [
+        replace(rule, order=order)
+        for rule in place.linear("attention.qkv", parts, sizes, spec.bias)
+    ]
+
+
+def delta_net(heads: DeltaHeads, hidden_size: int, place: Place) -> list[TensorRule]:
+    """Projections, convolution, gates and norm of a gated delta net."""
+    each, sizes = (heads.num_value_heads,), (heads.channels, heads.value_width)
+    parts = "linear_attn.in_proj_qkv", "linear_attn.in_proj_z"
+    gates = "linear_attn.in_proj_b", "linear_attn.in_proj_a"
+    exact = [
+        place.rule("delta_net.decay", ("linear_attn.A_log",), each),
+        place.rule("delta_net.decay_bias", ("linear_attn.dt_bias",), each),
+    ]
+    return [
+        *place.linear("delta_net.qkvz", parts, sizes, bias=False),
+        *place.linear("delta_net.gates", gates, 2 * each, bias=False),
+        place.rule("delta_net.conv", ("linear_attn.conv1d.weight",), (heads.channels,)),
+        *(replace(rule, dtype=torch.float32) for rule in exact),
+        place.rule("delta_net.norm", ("linear_attn.norm.weight",), (heads.value_dim,)),
+        *place.linear("delta_net.out", ("linear_attn.out_proj",), (hidden_size,), bias=False),
+    ]
 
 
 def mlp(spec: MLPSpec, hidden_size: int, place: Place) -> list[TensorRule]:

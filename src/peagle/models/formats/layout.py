@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from peagle.errors import InputError
-from peagle.models.weights import Shape, TensorRule
+from peagle.models.weights import Shape, TensorRule, grouped, regrouped
 from peagle.ops.weight import Format, QuantizedWeight, Weight
 
 FLOATING = None
@@ -138,7 +138,7 @@ class PackedRule(TensorRule):
     def of(cls, rule: TensorRule, layout: Layout) -> "PackedRule":
         """The rule for the same weight in a layout."""
         theirs = tuple(stem(name) + end for end in layout.ends for name in rule.theirs)
-        return cls(rule.ours, theirs, rule.sizes, rule.leading, layout=layout)
+        return cls(rule.ours, theirs, rule.sizes, rule.leading, order=rule.order, layout=layout)
 
     def by_part(self, items: Sequence[Tensor]) -> list[Sequence[Tensor]]:
         """What there is for each of `theirs`, by part."""
@@ -159,10 +159,16 @@ class PackedRule(TensorRule):
         return None if problem is None else f"{name} {problem}"
 
     def nbytes(self, ours: Shape, dtype: torch.dtype) -> int:
-        return self.layout.nbytes(ours, self.sizes)
+        return self.layout.nbytes(ours, self._runs)
+
+    @property
+    def _runs(self) -> tuple[int, ...]:
+        """Outputs that stay together: within them are whole blocks of those that share scales."""
+        groups = len(self.order)
+        return (*self.sizes, sum(self.sizes) // groups) if groups else self.sizes
 
     def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
-        block = self.layout.block(ours[-1], self.sizes)
+        block = self.layout.block(ours[-1], self._runs)
         parts = []
         scales = self.theirs[len(self.sizes) : 2 * len(self.sizes)]
         for name, tensors in zip(scales, self.by_part(theirs), strict=True):
@@ -174,11 +180,11 @@ class PackedRule(TensorRule):
         blocks = (*ours[:-2], -(-ours[-2] // block[0]), -1)
         return QuantizedWeight.of(
             self.layout.format,
-            torch.cat([part.packed for part in parts]).view(*ours[:-1], -1),
-            torch.cat([part.scales for part in parts]).view(blocks),
+            self._together(part.packed for part in parts).view(*ours[:-1], -1),
+            self._together(part.scales for part in parts).view(blocks),
             block,
-            _joined((part.zeros for part in parts), blocks),
-            _joined((part.factors for part in parts), ours[:-1]),
+            self._joined((part.zeros for part in parts), blocks),
+            self._joined((part.factors for part in parts), ours[:-1]),
             self.layout.divided,
             self.layout.dynamic_activations,
         )
@@ -197,7 +203,14 @@ class PackedRule(TensorRule):
         return [tensor for of_end in zip(*written, strict=True) for tensor in of_end]
 
     def _apart(self, joined: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-        return joined.flatten(0, self.leading - 1).split(list(sizes))
+        return regrouped(joined.flatten(0, self.leading - 1), self.order).split(list(sizes))
+
+    def _together(self, parts: Iterable[Tensor]) -> Tensor:
+        return grouped(torch.cat(list(parts)), self.order)
+
+    def _joined(self, parts: Iterable[Tensor | None], shape: Shape) -> Tensor | None:
+        found = [part for part in parts if part is not None]
+        return self._together(found).view(shape) if found else None
 
 
 def stem(name: str) -> str:
@@ -208,8 +221,3 @@ def stem(name: str) -> str:
 def _without_ones(shape: Sequence[int]) -> list[int]:
     """Files leave sizes of 1 out or put them in."""
     return [size for size in shape if size != 1]
-
-
-def _joined(parts: Iterable[Tensor | None], shape: Shape) -> Tensor | None:
-    found = [part for part in parts if part is not None]
-    return torch.cat(found).view(shape) if found else None

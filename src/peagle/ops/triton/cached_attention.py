@@ -243,6 +243,7 @@ def store(
         writes,
         spec.rotations,
         qkv if norm is None else norm,
+        qkv.stride(0),
         cache.stride(0),
         len(spec.rotations) - 1,
         spec.eps,
@@ -256,7 +257,7 @@ def store(
         **overlap(qkv),
         num_warps=8,
     )
-    both = qkv.view(len(qkv), total, spec.head_dim)
+    both = qkv.unflatten(1, (total, spec.head_dim))
     query, key, value = both.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
     return query, key, value
 
@@ -269,6 +270,7 @@ def _store(
     writes,
     rotations,
     norm_weight,
+    row_stride,
     side_stride,
     last_position,
     eps,
@@ -287,7 +289,7 @@ def _store(
     lane = tl.arange(0, SIZE)[None, :]
     turned = head < HEADS + KV_HEADS
     weight = norm_weight + tl.where(head < HEADS, 0, SIZE)
-    at = row * (HEADS + 2 * KV_HEADS) * SIZE + head * SIZE
+    at = row * row_stride + head * SIZE
     position = tl.minimum(tl.load(positions + row), last_position)
     own, crossed = turns(rotations, position, weight, SIZE, WIDTH, NORM)
     x = normed_rotated(qkv + at, turned, own, crossed, eps, SIZE, WIDTH, NORM)

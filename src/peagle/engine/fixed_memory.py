@@ -1,0 +1,80 @@
+"""What recurrent layers keep of each request, of a size that does not grow with its context.
+
+A state belongs to a row of the request table. It begins where a pass has a request's position 0, so
+that nothing is cleared when a request leaves; a request that was preempted begins anew.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from peagle.engine.spans import Span
+from peagle.models.decoder import Decoder, Recur
+from peagle.models.spec import DecoderSpec
+from peagle.ops.delta_net import DeltaHeads, DeltaRows, DeltaState, DeltaWeights, recur
+from peagle.transfer import upload
+
+
+def fixed_bytes(spec: DecoderSpec, drafts: int, dtype: torch.dtype) -> int:
+    """Bytes that a request takes in all recurrent layers, with so many drafts a cycle."""
+    return sum(_bytes(heads, drafts, dtype) for heads in spec.recurrent.values())
+
+
+def _bytes(heads: DeltaHeads, drafts: int, dtype: torch.dtype) -> int:
+    state = heads.value_width * heads.key_dim * torch.float32.itemsize
+    return state + (heads.window + drafts) * heads.inputs * dtype.itemsize
+
+
+class FixedMemory:
+    """The states of all recurrent layers, and the drafts that have not been accepted into them."""
+
+    def __init__(
+        self, spec: DecoderSpec, rows: int, drafts: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """rows: of the request table; drafts: most of a cycle."""
+        self.accepted = torch.zeros(rows, dtype=torch.int64, device=device)
+        """[table rows] how many drafts of a row's last pass were accepted."""
+        self._layers = {
+            layer: DeltaState.empty(heads, rows, drafts, dtype, device)
+            for layer, heads in spec.recurrent.items()
+        }
+
+    def open(self, rows: DeltaRows) -> Recur:
+        """The recurrences of one pass."""
+
+        def of_layer(layer: int, product: Tensor, gates: Tensor, weights: DeltaWeights) -> Tensor:
+            return recur(product, gates, weights, self._layers[layer], rows)
+
+        return of_layer
+
+    def rows_of(self, spans: Sequence[Span], sure: Sequence[int]) -> DeltaRows:
+        """The rows of a pass over some spans. sure: how many of each are of known tokens."""
+        columns = zip(*((span.row, span.start, span.count) for span in spans), strict=True)
+        device = self.accepted.device
+        requests, starts, counts = (upload(column, device) for column in columns)
+        return DeltaRows(
+            requests=requests,
+            starts=starts,
+            firsts=counts.cumsum(0) - counts,
+            counts=counts,
+            sure=upload(sure, device),
+            accepted=self.accepted,
+            most=max(span.count for span in spans),
+        )
+
+    def settle(self, requests: Tensor) -> None:
+        """Note that some requests' last pass had no drafts: [requests] table rows."""
+        self.accepted.index_fill_(0, requests, 0)
+
+    def commit(self, requests: Tensor, accepted: Tensor) -> None:
+        """Note how many drafts of their last pass were accepted. Both: [requests]."""
+        self.accepted.index_copy_(0, requests, accepted)
+
+
+def memory_of(target: Decoder, rows: int, drafts: int) -> FixedMemory | None:
+    """The memory of a target's recurrent layers; None where it has none. As `FixedMemory`."""
+    if not target.spec.recurrent:
+        return None
+    weight = target.embed.weight
+    return FixedMemory(target.spec, rows, drafts, weight.dtype, weight.device)

@@ -1,0 +1,127 @@
+"""The language model of Qwen3.5, 3.6 and 3.8: gated delta nets, and gated attention in every fourth
+layer."""
+
+import warnings
+from dataclasses import replace
+
+from peagle.errors import InputError
+from peagle.models.families import config, tensors
+from peagle.models.families.config import FULL, Values
+from peagle.models.families.tensors import Place
+from peagle.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    MLPSpec,
+    NormSpec,
+)
+from peagle.models.weights import TensorRule
+from peagle.ops.delta_net import DeltaHeads
+
+MODEL_TYPE = "qwen3_5_text"
+ARCHITECTURE = "Qwen3_5ForCausalLM"
+PREFIX = "model"
+IGNORED = ("mtp.", "model.visual.")
+ROPE_THETA = 10_000_000.0
+LINEAR = "linear_attention"
+USUAL = {
+    "max_position_embeddings": 32_768,
+    "partial_rotary_factor": 0.25,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+"""Where a configuration does not say them."""
+GATES = (None, "silu", "swish")
+
+
+def spec(values: Values) -> DecoderSpec:
+    """What the values of a `config.json` mean."""
+    return of_layers(values, config.mlp(values))
+
+
+def of_layers(values: Values, fed: FeedForwardSpec) -> DecoderSpec:
+    """The decoder whose layers feed forward so."""
+    values = config.with_usual(values, USUAL)
+    _refuse_unsupported(values)
+    attention = config.attention(values, ROPE_THETA, partly_rotated=True)
+    mixers: dict[str, AttentionSpec | DeltaHeads] = {
+        FULL: replace(attention, qk_norm=True, gated=True),
+        LINEAR: _delta_heads(values),
+    }
+    norms = NormSpec(config.norms(values).eps, offset=1.0)
+    layers = [LayerSpec(mixers[kind], fed, norms) for kind in _layer_types(values)]
+    return replace(config.decoder(values, layers), norm=norms)
+
+
+def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
+    """The tensors of one layer."""
+    assert isinstance(spec.feed_forward, MLPSpec)
+    return [*mixed(spec, hidden_size, place), *tensors.mlp(spec.feed_forward, hidden_size, place)]
+
+
+def mixed(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
+    """The tensors of a layer's norms and of its mixer."""
+    rules = tensors.norms(hidden_size, place)
+    if isinstance(spec.mixer, DeltaHeads):
+        rules += tensors.delta_net(spec.mixer, hidden_size, place)
+    else:
+        rules += tensors.attention(spec.mixer, hidden_size, place)
+    return tensors.centred(rules, spec.norms)
+
+
+def _layer_types(values: Values) -> list[str]:
+    interval, count = int(values["full_attention_interval"]), config.num_layers(values)
+    config.require_positive(full_attention_interval=interval)
+    usual = [LINEAR if (i + 1) % interval else FULL for i in range(count)]
+    types = list(values.get("layer_types") or usual)
+    if other := set(types) - {LINEAR, FULL}:
+        raise InputError(f"layers of type {', '.join(sorted(other))} are not supported")
+    if len(types) != count:
+        raise InputError(f"layer_types names {len(types)} of {count} layers")
+    return types
+
+
+def _delta_heads(values: Values) -> DeltaHeads:
+    heads = DeltaHeads(
+        num_key_heads=int(values["linear_num_key_heads"]),
+        num_value_heads=int(values["linear_num_value_heads"]),
+        key_dim=int(values["linear_key_head_dim"]),
+        value_dim=int(values["linear_value_head_dim"]),
+        conv_width=int(values["linear_conv_kernel_dim"]),
+    )
+    config.require_positive(
+        linear_num_key_heads=heads.num_key_heads,
+        linear_num_value_heads=heads.num_value_heads,
+        linear_key_head_dim=heads.key_dim,
+        linear_value_head_dim=heads.value_dim,
+        linear_conv_kernel_dim=heads.conv_width,
+    )
+    if heads.num_value_heads % heads.num_key_heads:
+        raise InputError(
+            f"{heads.num_value_heads} value heads cannot share {heads.num_key_heads} key heads "
+            "of the linear attention evenly"
+        )
+    return heads
+
+
+def _refuse_unsupported(values: Values) -> None:
+    if values.get("output_gate_type") not in GATES:
+        raise InputError(
+            f"output_gate_type {values['output_gate_type']} is not supported, only swish; vLLM "
+            "serves others"
+        )
+    if values.get("attn_output_gate", True) is False:
+        raise InputError("attn_output_gate false is not supported; vLLM serves it")
+    state = values.get("mamba_ssm_dtype", "float32")
+    if state not in (None, "float32"):
+        warnings.warn(
+            f"mamba_ssm_dtype is {state}; states are kept in float32, without which drafts would "
+            "change the text",
+            stacklevel=2,
+        )
