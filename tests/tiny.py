@@ -80,6 +80,8 @@ from peagle.ops.linear import Linear
 from peagle.ops.products.normed import Normed
 from peagle.ops.rope import RopeConfig
 from peagle.speculation import Speculation
+from peagle.train.features import DocumentRecur
+from peagle.train.packing import Batch
 
 VOCAB = 96
 SIZES = {
@@ -370,7 +372,9 @@ def run_target(
 ) -> tuple[Tensor, Tensor | None]:
     """Logits [tokens, vocab] and tapped hidden states [tokens, taps * hidden] of one sequence."""
     rows = torch.tensor(tokens)
-    hidden, tapped = decoder(rows, torch.arange(len(rows)), causal, taps)
+    positions = torch.arange(len(rows))
+    text = Batch(rows, positions, torch.ones_like(rows, dtype=torch.bool))
+    hidden, tapped = decoder(rows, positions, causal, taps, DocumentRecur(text, CPU))
     return decoder.logits(hidden), tapped
 
 
