@@ -124,6 +124,7 @@ def engine_of(target, drafter: Drafter, case: Case) -> Engine:
 def _short_prefixes_are_waited_for() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("peagle.engine.plan.WORTH_WAITING", 8)
+        patch.setattr("peagle.engine.plan.WORTH_KEEPING", 8)
         yield
 
 

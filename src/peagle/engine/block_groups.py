@@ -40,6 +40,10 @@ class HeldBlocks:
     """By group, in the order of positions."""
     passed: list[int] = field(default_factory=list)
     """By group, how many of the first ones were given back since no row sees them any more."""
+    state: int | None = None
+    """Of a prefix that was found: the slot of the recurrent layers' state behind it."""
+    furthest: int = 0
+    """Of such a prefix: blocks that are known; more than it has where no state is kept so far."""
 
     def __post_init__(self) -> None:
         self.passed = self.passed or [0] * len(self.of_groups)
@@ -64,8 +68,12 @@ NO_BLOCKS = HeldBlocks([])
 class BlockGroups:
     """The block pools of all groups."""
 
-    def __init__(self, groups: Sequence[BlockGroup], block_size: int) -> None:
-        self._groups, self.block_size = tuple(groups), block_size
+    def __init__(
+        self, groups: Sequence[BlockGroup], block_size: int, states: BlockPool | None = None
+    ) -> None:
+        """states: slots for the states of recurrent layers behind a block, by the block's hash;
+        None where no layer is a recurrence."""
+        self._groups, self.block_size, self.states = tuple(groups), block_size, states
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -109,7 +117,11 @@ class BlockGroups:
         count = len(whole)
         while (gap := self._gap(hashes, count)) is not None:
             count = gap
-        found = HeldBlocks([whole[:count]])
+        furthest, state = count, None
+        if self.states is not None:
+            while count and (state := self.states.find(hashes[count - 1])) is None:
+                count -= 1
+        found = HeldBlocks([whole[:count]], state=state, furthest=furthest)
         for group in range(WHOLE + 1, len(self)):
             passed = self._first_seen(group, count * self.block_size)
             known = self._groups[group].pool.match(hashes[passed:count])
@@ -121,6 +133,9 @@ class BlockGroups:
         """Take one more reference on each block of a prefix."""
         for group in range(len(self)):
             self._groups[group].pool.share(prefix.held(group))
+        if self.states is not None and prefix.state is not None:  # the last one to be reused now
+            self.states.share([prefix.state])
+            self.states.release([prefix.state])
 
     def grow(self, held: HeldBlocks, count: int) -> list[list[int]]:
         """Take `count` blocks of each group, whose pools must have them; what was taken."""
@@ -165,6 +180,23 @@ class BlockGroups:
             for group in range(len(self))
             for block in self._groups[group].pool.disown(held.held(group))
         ]
+
+    def keep_state(self, digest: bytes) -> int | None:
+        """A slot for the state behind a block; None where it is kept already, or nothing is."""
+        states = self.states
+        if states is None or not states.num_blocks or states.find(digest) is not None:
+            return None
+        taken = states.take(1)
+        assert taken is not None, "nobody holds a slot for longer than this"
+        [slot] = taken
+        states.remember(slot, digest)
+        states.release([slot])
+        return slot
+
+    def forget_states(self) -> None:
+        """Forget all states: some may not have been written."""
+        if self.states is not None:
+            self.states.disown(range(self.states.num_blocks))
 
     def check(self) -> None:
         """Assert that no pool has lost a block."""

@@ -22,6 +22,9 @@ from peagle.models.loading import check_length
 MOST_SEQS = {"cpu": 64, "cuda": 512}
 """Requests at once, at most, where no number was asked for."""
 FEWEST_SEQS = 64
+STATES_SHARE, STATES_PER_SEQ = 5, 2
+"""Of the cache's memory, at most a part in so many goes to states of prefixes, besides what the
+longest request needs, and to so many of them for each request."""
 SMALLEST_CONTEXT = 256
 """Tokens that the KV cache must hold when no context length was asked for."""
 
@@ -43,6 +46,8 @@ class Capacity:
     """Most target rows in one pass."""
     prompt_tokens: int
     """Of those, rows that may go to prompts."""
+    states: int | None = None
+    """Prefixes of which the state of recurrent layers is kept; None: no layer is one."""
 
     @property
     def slots(self) -> int:
@@ -58,7 +63,8 @@ class Capacity:
         """The pools of its blocks, all free."""
         sizes = [(None, self.num_blocks), *self.windows.items()]
         groups = [BlockGroup(window, BlockPool(count)) for window, count in sizes]
-        return BlockGroups(groups, self.block_size)
+        states = None if self.states is None else BlockPool(self.states)
+        return BlockGroups(groups, self.block_size, states)
 
 
 def capacity_of(target: Decoder, needs: Needs, k: int, config: EngineConfig) -> Capacity:
@@ -74,7 +80,11 @@ def capacity_of(target: Decoder, needs: Needs, k: int, config: EngineConfig) -> 
         return kv_cache_memory(config, device, needed)
 
     num_seqs = config.max_num_seqs or _num_seqs(shape, memory, MOST_SEQS[device.type])
-    left = memory(num_seqs)
+    left, states = memory(num_seqs), None
+    if fixed:
+        room = max(left - shape.needed(1, shape.longest), 0)
+        states = min(room // STATES_SHARE // fixed, STATES_PER_SEQ * num_seqs)
+        left -= states * fixed
     division = shape.divided(left, num_seqs)
     whole, *windows = division.num_blocks
     prompts = prompt_tokens(config, device)
@@ -86,6 +96,7 @@ def capacity_of(target: Decoder, needs: Needs, k: int, config: EngineConfig) -> 
         max_length=_max_length(target, config, division, left),
         batched_tokens=rows,
         prompt_tokens=min(prompts, division.prompt_tokens or prompts),
+        states=states,
     )
 
 

@@ -123,8 +123,6 @@ class Engine:
         acceptance: Judge | None = None,
     ) -> None:
         assert (proposer is None) == (k == 0), "whatever drafts comes with its K"
-        if target.spec.recurrent:  # a prefix's state is not kept beside its keys
-            config = config.model_copy(update={"enable_prefix_caching": False})
         self.target, self.proposer, self.k = target, proposer, k
         self.vocab_size = target.spec.vocab_size
         self.end_tokens = tuple(token for token in end_tokens if 0 <= token < self.vocab_size)

@@ -4,12 +4,13 @@ A state belongs to a row of the request table. It begins where a pass has a requ
 that nothing is cleared when a request leaves; a request that was preempted begins anew.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from peagle.engine.spans import Span
+from peagle.engine.step import Begin, PromptChunk
 from peagle.models.decoder import Decoder, Recur
 from peagle.models.spec import DecoderSpec
 from peagle.ops.delta_net import DeltaHeads, DeltaRows, DeltaState, DeltaWeights, recur
@@ -27,16 +28,26 @@ def _bytes(heads: DeltaHeads, drafts: int, dtype: torch.dtype) -> int:
 
 
 class FixedMemory:
-    """The states of all recurrent layers, and the drafts that have not been accepted into them."""
+    """The states of all recurrent layers, and the drafts that have not been accepted into them.
+
+    Behind the rows of the request table are slots for states of prefixes.
+    """
 
     def __init__(
-        self, spec: DecoderSpec, rows: int, drafts: int, dtype: torch.dtype, device: torch.device
+        self,
+        spec: DecoderSpec,
+        rows: int,
+        slots: int,
+        drafts: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        """rows: of the request table; drafts: most of a cycle."""
+        """rows: of the request table; slots: for prefixes; drafts: most of a cycle."""
         self.accepted = torch.zeros(rows, dtype=torch.int64, device=device)
         """[table rows] how many drafts of a row's last pass were accepted."""
+        self._rows = rows
         self._layers = {
-            layer: DeltaState.empty(heads, rows, drafts, dtype, device)
+            layer: DeltaState.empty(heads, rows + slots, drafts, dtype, device)
             for layer, heads in spec.recurrent.items()
         }
 
@@ -71,10 +82,28 @@ class FixedMemory:
         """Note how many drafts of their last pass were accepted. Both: [requests]."""
         self.accepted.index_copy_(0, requests, accepted)
 
+    def begin(self, begun: Iterable[Begin]) -> None:
+        """Give requests the states behind their cached prefixes."""
+        for begin in begun:
+            if begin.state is not None:
+                self._copy(self._rows + begin.state, begin.row)
+                self.accepted[begin.row].fill_(0)
 
-def memory_of(target: Decoder, rows: int, drafts: int) -> FixedMemory | None:
+    def keep(self, chunks: Iterable[PromptChunk]) -> None:
+        """Keep the states behind chunks that just ran, where others are to find them."""
+        for chunk in chunks:
+            if chunk.state is not None:
+                self._copy(chunk.row, self._rows + chunk.state)
+
+    def _copy(self, source: int, target: int) -> None:
+        for layer in self._layers.values():
+            for part in (layer.state, layer.kept):
+                part[target].copy_(part[source])
+
+
+def memory_of(target: Decoder, rows: int, slots: int, drafts: int) -> FixedMemory | None:
     """The memory of a target's recurrent layers; None where it has none. As `FixedMemory`."""
     if not target.spec.recurrent:
         return None
     weight = target.embed.weight
-    return FixedMemory(target.spec, rows, drafts, weight.dtype, weight.device)
+    return FixedMemory(target.spec, rows, slots, drafts, weight.dtype, weight.device)

@@ -17,6 +17,10 @@ WORTH_WAITING = 256
 take a GPU about as long as the step that it waits for."""
 
 
+WORTH_KEEPING = 256
+"""Fewest tokens between states that are kept: each ends a pass, which takes as long as a cycle."""
+
+
 class Share(Struct, frozen=True):
     """A request's part of a step."""
 
@@ -36,6 +40,8 @@ class Share(Struct, frozen=True):
     """Whether the host takes part in the choice of its next token."""
     fresh: int = 0
     """Blocks that it takes, of each group."""
+    keeps_state: bool = False
+    """Whether the state of recurrent layers behind its last row is kept for others."""
     prefix: HeldBlocks | None = None
     """Blocks that hold its beginning already, where it is admitted; None: it runs."""
 
@@ -54,8 +60,8 @@ class Share(Struct, frozen=True):
         request = self.request
         return Cycle(request.row, self.start, self.drafts, self.hosted, request.missing)
 
-    def chunk(self) -> PromptChunk:
-        """The same where known tokens are computed."""
+    def chunk(self, state: int | None) -> PromptChunk:
+        """The same where known tokens are computed. state: as in `PromptChunk`."""
         request, start, stop = self.request, self.start, self.stop
         wanted = request.unscored
         return PromptChunk(
@@ -68,6 +74,7 @@ class Share(Struct, frozen=True):
             missing=request.missing,
             scored=range(max(start, wanted.start), min(stop, wanted.stop)),
             top=request.params.prompt_logprobs or 0,
+            state=state,
         )
 
 
@@ -168,7 +175,7 @@ class Planner:
         if self._groups.windowed:
             self._pass(request)
         held = len(request.blocks) * self._block_size
-        share = self._share(request, request.furthest, held)
+        share = self._share(request, request.furthest, request.blocks)
         if share is None:
             return
         share = replace(share, fresh=self._fresh(share.stop, held))
@@ -253,7 +260,7 @@ class Planner:
         for group, _ in idle:
             self._free_blocks[group] -= 1
         held = len(prefix) * self._block_size
-        share = self._share(request, held, held)
+        share = self._share(request, held, prefix)
         fresh = 0 if share is None else self._blocks_for(share.stop) - len(prefix)
         if share is None or fresh > min(self._free_blocks):
             self._free_blocks = free
@@ -262,12 +269,9 @@ class Planner:
         self._take(replace(share, prefix=prefix, fresh=fresh))
         return True
 
-    def _share(self, request: Request, start: int, held: int) -> Share | None:
-        """A request's rows from a position on; None where none are left.
-
-        held: positions that its blocks have room for.
-        """
-        limits = self._limits
+    def _share(self, request: Request, start: int, blocks: HeldBlocks) -> Share | None:
+        """A request's rows from a position on, given its blocks; None where none are left."""
+        limits, held = self._limits, len(blocks) * self._block_size
         k = request.k if limits.drafts is None else min(request.k, limits.drafts)
         if request.on_device:
             share = _cycle(request, k, start)
@@ -280,11 +284,24 @@ class Planner:
         if not left:
             return None
         if not decodes or not request.ready:
-            completes = known <= left
+            whole = self._until_state(request, start, blocks)
+            rows = min(whole, left)
+            completes = rows == known
+            keeps = rows == whole and not completes
             hosted = completes and request.needs_host
-            return Share(request, min(known, left), 0, start, completes, decodes, hosted)
+            return Share(request, rows, 0, start, completes, decodes, hosted, keeps_state=keeps)
         drafts = max(min(k, limits.max_length - request.total, left - 1), 0)
         return _cycle(request, drafts, start)
+
+    def _until_state(self, request: Request, start: int, blocks: HeldBlocks) -> int:
+        """Rows to the end, or until the state of recurrent layers is to be kept: where what the
+        cache knew of a prompt ends, and behind the last whole block that others may share."""
+        if self._groups.states is None or not self._limits.prefix_caching:
+            return request.total - start
+        size = self._block_size
+        places = blocks.furthest * size, (request.total - 1) // size * size
+        worth = (place for place in places if place - start >= WORTH_KEEPING)
+        return min(worth, default=request.total) - start
 
     def _rows_left(self, decodes: bool) -> int:
         return max(self._rows if decodes else min(self._rows, self._prompt_rows), 0)

@@ -235,7 +235,8 @@ class Request:
         self.admissions += 1
         if self.admitted is None:
             self.admitted, self.cached = time.perf_counter(), computed
-        return Begin(row, self.settings, tuple(self.tokens), self.prompt_length)
+        known = tuple(self.tokens)
+        return Begin(row, self.settings, known, self.prompt_length, blocks.state)
 
     def launch(self, rows: int, tokens: int) -> None:
         """Note a step that was launched and whose outcome is not known yet."""

@@ -135,7 +135,9 @@ class Scheduler:
                 self._grow(share)
         shares = [share for share in plan.work if self._is_cycle(share)]
         cycles = tuple(share.cycle() for share in shares)
-        chunks = tuple(share.chunk() for share in plan.work if not self._is_cycle(share))
+        chunks = tuple(
+            share.chunk(self._state_slot(share)) for share in plan.work if not self._is_cycle(share)
+        )
         left, blocks = self.rows.news()
         caught_up, cleared = tuple(self._caught_up), tuple(self._cleared)
         self._caught_up.clear()
@@ -175,6 +177,7 @@ class Scheduler:
         for request in reversed(list(self.running)):
             self._evict(request)
         self._launched.clear()
+        self.groups.forget_states()
         self._caught_up.clear()
         self.rows.news()
 
@@ -230,6 +233,14 @@ class Scheduler:
         for group, passed in enumerate(prefix.passed):
             self.rows.append(row, group, passed, prefix.held(group))
         return request.admit(row, prefix, share.start)
+
+    def _state_slot(self, share: Share) -> int | None:
+        """Where the state behind a planned share is kept; None: nowhere."""
+        if not share.keeps_state:
+            return None
+        size = self._capacity.block_size
+        hashes = share.request.block_hashes(share.stop // size, size)
+        return self.groups.keep_state(hashes[-1])
 
     def _give_back_passed(self, passed: Passed) -> None:
         request, group, places = passed
@@ -349,6 +360,7 @@ class Scheduler:
         """The chunks of the newest step that did not run."""
         if not outcome.refused:
             return []
+        self.groups.forget_states()  # some of which the chunks were to leave
         return [share for share in self._launched[-1].work if share.request.row in outcome.refused]
 
     def _make_room(self, refused: Sequence[Share]) -> list[RequestOutput]:

@@ -48,6 +48,8 @@ class Begin:
     tokens: tuple[int, ...]
     """All that are known: its prompt, and after a preemption its output so far."""
     prompt_length: int
+    state: int | None = None
+    """The slot of the recurrent layers' state behind its cached prefix; None: there is none."""
 
 
 class PromptChunk(msgspec.Struct, frozen=True):
@@ -69,6 +71,8 @@ class PromptChunk(msgspec.Struct, frozen=True):
     """Positions whose next token's log-probability is wanted."""
     top: int = 0
     """How many likely tokens are told for each of them."""
+    state: int | None = None
+    """The slot where the recurrent layers' state behind it is kept; None: it is not."""
 
     @property
     def rows(self) -> int:

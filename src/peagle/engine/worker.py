@@ -85,9 +85,15 @@ def open_worker(
         windows=capacity.window_slots,
     )
     if not captures:
-        return HostWorker(target, drafting, table, capacity.slots, processor)
+        return HostWorker(target, drafting, table, capacity.slots, processor, capacity.states or 0)
     worker = DeviceWorker(
-        target, drafting, table, capacity.slots, capacity.batched_tokens, processor
+        target,
+        drafting,
+        table,
+        capacity.slots,
+        capacity.batched_tokens,
+        processor,
+        capacity.states or 0,
     )
     _capture(worker)
     return worker

@@ -85,9 +85,11 @@ class DeviceWorker:
         slots: int,
         max_batched_tokens: int,
         processor: LogitsProcessor,
+        states: int = 0,
     ) -> None:
         """table: with one row more than there can be requests; slots: of the KV caches, besides the
-        table's null slot; max_batched_tokens: most target rows in one pass."""
+        table's null slot; max_batched_tokens: most target rows in one pass; states: of prefixes
+        that are kept of recurrent layers."""
         self._table, self._processor = table, processor
         needs, lengths, device = drafting.needs, drafting.lengths, target.embed.weight.device
         spare, dtype = len(table.limits) - 1, target.embed.weight.dtype
@@ -97,7 +99,7 @@ class DeviceWorker:
             spec = needs.network.config.transformer
             of_network, width = KVCache(spec, table, slots, dtype), spec.hidden_size
             network = FusedDrafter(needs.network)
-        memory = memory_of(target, len(table.limits), drafting.k)
+        memory = memory_of(target, len(table.limits), states, drafting.k)
         self._models = DeviceModels(target, network, (of_target, of_network), memory)
         self._history = History(table.slots.shape, device) if needs.history else None
         self.pauses, self._follows = lengths[0] == 0, network is not None
@@ -202,6 +204,8 @@ class DeviceWorker:
             self._rows.admit(begin)
             if self._history is not None:
                 self._history.write(begin.row, 0, begin.tokens)
+        if self._models.memory is not None:
+            self._models.memory.begin(step.begun)
         for cache in self._models.caches:
             cache.clear(step.cleared)
 
@@ -263,6 +267,8 @@ class DeviceWorker:
             ends = self._prefill.run(
                 chunks, any(self._rows.followed(chunk.row) for chunk in chunks)
             )
+            if self._models.memory is not None:
+                self._models.memory.keep(chunks)
             prompts = None if ends.scores is None else PromptLogprobs(chunks, ends.scores)
             last = [chunk for chunk in chunks if chunk.completes]
             if last:

@@ -39,8 +39,10 @@ class HostWorker:
         table: RequestTable,
         slots: int,
         processor: LogitsProcessor,
+        states: int = 0,
     ) -> None:
-        """slots: of the KV caches, besides the table's null slot."""
+        """slots: of the KV caches, besides the table's null slot; states: of prefixes that are kept
+        of recurrent layers."""
         dtype, needs = target.embed.weight.dtype, drafting.needs
         network, history = None, None
         if needs.network is not None:
@@ -52,7 +54,7 @@ class HostWorker:
         self._side = HostSide(
             target,
             HostCache(target.spec, table, slots, dtype, table.windows),
-            memory_of(target, len(table.limits), drafting.k),
+            memory_of(target, len(table.limits), states, drafting.k),
             table,
             processor,
             None if proposer is None else HostProposals(proposer, network, history),
@@ -84,6 +86,8 @@ class HostWorker:
             started = time.perf_counter()
             batch = HostBatch(self._side, step, parts)
             run_cycle(batch)
+            if self._side.memory is not None:
+                self._side.memory.keep(step.chunks)
         except torch.OutOfMemoryError:
             if not step.chunks or self._side.memory is not None:  # states may have moved on
                 raise
@@ -108,6 +112,8 @@ class HostWorker:
             self._rows[begin.row] = Row.of(begin)
             if self._history is not None:
                 self._history.write(begin.row, 0, begin.tokens)
+        if self._side.memory is not None:
+            self._side.memory.begin(step.begun)
         self._side.cache.clear(step.cleared)
         if self._network is not None:
             self._network.cache.clear(step.cleared)
