@@ -41,7 +41,9 @@ def test_a_decoder_is_taken_apart_into_the_tensors_it_came_from(tmp_path: Path, 
     again = disassemble(decoder, decoder_rules(*read_family(directory)))
     saved = load_file(directory / "model.safetensors")
     assert again.keys() == saved.keys()
-    assert all(torch.equal(again[name], value) for name, value in saved.items())
+    least = 1e-7 if "qwen3_5" in family else 0  # what is lost of norms that are kept beside 1
+    for name, value in saved.items():
+        torch.testing.assert_close(again[name], value, atol=least, rtol=0)
 
 
 WEIGHTS: list[tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = [

@@ -39,8 +39,8 @@ def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
         *qwen3_5_text.mixed(spec, hidden_size, place),
         place.rule("mlp.experts.router", ("mlp.gate.weight",), (fed.experts.num_experts,)),
         *tensors.either(
-            tensors.experts_together(fed.experts, place, *names),
             tensors.experts_apart(fed.experts, hidden_size, place, *names),
+            tensors.experts_together(fed.experts, place, *names),
         ),
         *place.linear("mlp.shared.gate_up", both, inner, bias=False),
         *place.linear("mlp.shared.down", ("mlp.shared_expert.down_proj",), (hidden_size,), False),

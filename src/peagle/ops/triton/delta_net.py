@@ -16,8 +16,8 @@ from peagle.ops.triton.launch import begin, overlap
 
 ROWS = 16
 """Rows of a tile before the recurrence."""
-VALUES = 16
-"""Values of a program of the recurrence."""
+VALUES, STAGES = 32, 4
+"""Values of a program of the recurrence, and rows that are on their way at once."""
 HEADS = 4
 """Heads of a program after it."""
 
@@ -69,6 +69,7 @@ def recur(
         **sizes,
         VALUES=values,
         KEPT=triton.next_power_of_2(triton.cdiv(heads.inputs, programs)),
+        STAGES=STAGES,
         PLACES=triton.next_power_of_2(heads.window + drafts),
         **overlap(product),
         num_warps=1,
@@ -129,12 +130,13 @@ def _inputs(
     INPUTS: tl.constexpr,
 ):
     """Some inputs: of a pass's row where `new` is one, else kept at a place."""
-    x = tl.load(before + place * INPUTS + channel, mask=mask & (new < 0) & known, other=0.0)
-    of_product, of_gates = channel < CHANNELS, channel >= CHANNELS
-    at = product + new * product_stride + channel
-    x += tl.load(at, mask=mask & (new >= 0) & of_product, other=0.0)
-    at = gates + new * gates_stride + channel - CHANNELS
-    return x + tl.load(at, mask=mask & (new >= 0) & of_gates, other=0.0)
+    of_pass = tl.where(
+        channel < CHANNELS,
+        product + new * product_stride + channel,
+        gates + new * gates_stride + channel - CHANNELS,
+    )
+    at = tl.where(new < 0, before + place * INPUTS + channel, of_pass)
+    return tl.load(at, mask=mask & ((new >= 0) | known), other=0.0)
 
 
 @triton.jit
@@ -243,6 +245,7 @@ def _recur(
     VALUES: tl.constexpr,
     KEPT: tl.constexpr,
     PLACES: tl.constexpr,
+    STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     begin(OVERLAP)
@@ -285,20 +288,11 @@ def _recur(
     value_at = row + 2 * keys_at + head * WIDTH + lane
     gate_at = row + CHANNELS + head
     out = given + (first - replayed) * HEADS * WIDTH + head * WIDTH + lane
-    q, k, v = tl.load(query_at), tl.load(query_at + keys_at), tl.load(value_at)
-    written, decayed = tl.load(gate_at), tl.load(gate_at + HEADS)
-    for i in range(replayed + count):
-        query, key, value, write, factor = q, k, v, written, decayed
-        # the next row is on its way while this one is computed
-        query_at += INPUTS
-        value_at += INPUTS
-        gate_at += INPUTS
-        more = i + 1 < replayed + count
-        q = tl.load(query_at, mask=more & (key_lane >= 0), other=0.0)
-        k = tl.load(query_at + keys_at, mask=more & (key_lane >= 0), other=0.0)
-        v = tl.load(value_at, mask=more & (lane >= 0), other=0.0)
-        written = tl.load(gate_at, mask=more, other=0.0)
-        decayed = tl.load(gate_at + HEADS, mask=more, other=0.0)
+    # rows are on their way while those before them are computed
+    for i in tl.range(0, replayed + count, num_stages=STAGES):
+        query, key = tl.load(query_at + i * INPUTS), tl.load(query_at + keys_at + i * INPUTS)
+        value, write = tl.load(value_at + i * INPUTS), tl.load(gate_at + i * INPUTS)
+        factor = tl.load(gate_at + HEADS + i * INPUTS)
         s = s * factor
         change = (value - tl.sum(s * key[:, None], 0)) * write
         s += key[:, None] * change[None, :]
