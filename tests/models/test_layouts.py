@@ -65,6 +65,19 @@ def test_fused_projections(tmp_path: Path, family: str):
     assert_read_alike(directory, plain)
 
 
+def test_projections_apart_of_a_family_that_fuses_them(tmp_path: Path):
+    plain, directory = (tiny.save_target(tmp_path / name, "phi3") for name in ("plain", "apart"))
+
+    def split(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if "qkv_proj" in name]:
+            parts = tensors.pop(name).split((64, 32, 32))
+            for part, value in zip("qkv", parts, strict=True):
+                tensors[name.replace("qkv_proj", f"{part}_proj")] = value.clone()
+
+    change_tensors(directory, split)
+    assert_read_alike(directory, plain)
+
+
 def test_fused_projections_with_biases(tmp_path: Path):
     biases = {"attention_bias": True, "mlp_bias": True}
     plain = tiny.save_target(tmp_path / "plain", "llama", **biases)

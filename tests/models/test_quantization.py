@@ -148,7 +148,9 @@ def logits(directory: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("layout", PUBLISHED)
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama", "gemma4", "gemma4_moe"])
+@pytest.mark.parametrize(
+    "family", ["qwen3", "qwen3_moe", "llama", "gemma4", "gemma4_moe", "phi3", "granite", "qwen2"]
+)
 def test_every_layout_gives_what_its_dequantised_twin_gives(
     tmp_path: Path, family: str, layout: str
 ):

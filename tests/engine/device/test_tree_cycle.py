@@ -136,7 +136,19 @@ def test_more_drafts_are_accepted(
     )
 
 
-@pytest.mark.parametrize("family", ["qwen3_windows", "gpt_oss", "gemma4", "gemma4_moe"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen3_windows",
+        "gpt_oss",
+        "gemma4",
+        "gemma4_moe",
+        "ministral3",
+        "phi3",
+        "smollm3",
+        "granite",
+    ],
+)
 def test_with_windows_and_sinks(
     targets, tmp_path, trees: list[int], monkeypatch: pytest.MonkeyPatch, family: str
 ):
