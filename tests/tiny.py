@@ -15,6 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import (
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
     Gemma4Config,
     Gemma4ForCausalLM,
     Gemma4ForConditionalGeneration,
@@ -142,6 +146,12 @@ GEMMA4_EXPERTS = {
     "moe_intermediate_size": 40,
 }
 """Beside the MLP, as in the 26B-A4B."""
+GEMMA3 = {
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 7,
+    "query_pre_attn_scalar": 20,
+    "tie_word_embeddings": True,
+}
 YARN_GROWING = {
     "rope_type": "yarn",
     "rope_theta": 1e6,
@@ -194,6 +204,7 @@ KINDS = {
     ),
     "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM, {**SIZES, **GEMMA4}),
     "gemma4_moe": (Gemma4TextConfig, Gemma4ForCausalLM, {**SIZES, **GEMMA4, **GEMMA4_EXPERTS}),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, {**SIZES, **GEMMA3}),
     "mistral": (MistralConfig, MistralForCausalLM, {**SIZES, "sliding_window": 7}),
     "ministral": (MinistralConfig, MinistralForCausalLM, {**SIZES, **WINDOWS}),
     "ministral3": (
@@ -230,8 +241,10 @@ def save_target(
         if "norm" not in name:
             torch.nn.init.normal_(parameter, std=layer_std if ".layers." in name else 0.15)
         else:
-            centre = 0.0 if "qwen3_5" in family and "linear_attn" not in name else 1.0
+            centred = "qwen3_5" in family or family == "gemma3"
+            centre = 0.0 if centred and "linear_attn" not in name else 1.0
             torch.nn.init.uniform_(parameter, centre - 0.3, centre + 0.3)
+            parameter.data = parameter.data.bfloat16().float()  # as published
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             torch.nn.init.uniform_(buffer, 0.7, 1.3)
@@ -250,6 +263,20 @@ def save_whole_gemma4(directory: Path, text: Path) -> Path:
     model = Gemma4ForConditionalGeneration(config)
     inner = Gemma4ForCausalLM.from_pretrained(text)
     model.model.language_model.load_state_dict(inner.model.state_dict())
+    model.save_pretrained(directory)
+    return directory
+
+
+def save_whole_gemma3(directory: Path, text: Path) -> Path:
+    """A Gemma 3 target as it is published, a tower for images beside a language model."""
+    tower = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = Gemma3Config(
+        text_config=json.loads((text / "config.json").read_text()),
+        vision_config={**tower, "intermediate_size": 16, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+    )
+    model = Gemma3ForConditionalGeneration(config)
+    model.model.language_model.load_state_dict(load_peer(text).model.state_dict())
     model.save_pretrained(directory)
     return directory
 

@@ -36,7 +36,7 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 
 
-MULTIPLIERS = "embedding_multiplier", "attention_multiplier", "residual_multiplier"
+MULTIPLIERS = "embedding_multiplier", "residual_multiplier"
 WIDTHS = st.sampled_from([1, 2, 19, 200])
 """Windows shorter and longer than the tokens."""
 LAYER_TYPES = st.sampled_from(["sliding_attention", "full_attention"])
@@ -123,9 +123,19 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         changes["attention_out_bias"] = draw(st.booleans())
     if family == "granite":
         changes |= {key: draw(st.sampled_from([0.5, 1.0, 3.0])) for key in MULTIPLIERS}
+        changes["attention_multiplier"] = draw(st.sampled_from([0.1, 0.5, 1.0]))
         changes["logits_scaling"] = draw(st.sampled_from([1.0, 2.0, 5.0]))
     if family.startswith("gemma4"):
         changes |= draw(gemma4_changes(changes))
+    if family == "gemma3":
+        layers, rope = changes["num_hidden_layers"], changes["rope_parameters"]
+        rope = {key: value for key, value in rope.items() if key != "truncate"}
+        near = {"rope_type": "default", "rope_theta": 100.0}
+        changes["rope_parameters"] = {"sliding_attention": near, "full_attention": rope}
+        changes["layer_types"] = draw(st.lists(LAYER_TYPES, min_size=layers, max_size=layers))
+        changes["sliding_window"] = draw(WIDTHS)
+        changes["query_pre_attn_scalar"] = draw(st.sampled_from([8, 16, 40]))
+        changes["final_logit_softcapping"] = draw(st.sampled_from([None, 2.0, 30.0]))
     if family == "gemma4_moe":
         experts = draw(st.integers(1, 9))
         changes |= {"num_experts": experts, "top_k_experts": draw(st.integers(1, experts))}
@@ -206,6 +216,23 @@ def test_a_base_that_rope_scaling_hides_is_gone_and_said(tmp_path: Path, base: f
 
 def test_gemma4_within_its_towers(targets, tmp_path: Path):
     assert_parity(tiny.save_whole_gemma4(tmp_path, targets["gemma4"].directory))
+
+
+def test_gemma3_within_its_tower(targets, tmp_path: Path):
+    assert_parity(tiny.save_whole_gemma3(tmp_path, targets["gemma3"].directory))
+
+
+def test_gemma3_as_it_is_published(tmp_path: Path):
+    """Two bases beside each other, a scaling of the full layers' alone, and every sixth is full."""
+    tiny.save_target(tmp_path, "gemma3", num_hidden_layers=7, layer_types=None)
+    keys = {"rope_theta": 5e4, "rope_local_base_freq": 200.0, "sliding_window_pattern": 6}
+    scaling = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    change_config(tmp_path, lambda c: [c.pop(k) for k in ("layer_types", "rope_parameters")])
+    change_config(tmp_path, lambda c: c.update(keys, **scaling))
+    spec = tiny.load_target(tmp_path).spec
+    assert [layer.attention.window for layer in spec.layers] == [7, 7, 7, 7, 7, None, 7]
+    assert spec.max_length == 256
+    assert_parity(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["mistral", "ministral3"])

@@ -23,7 +23,7 @@ from peagle.models.spec import (
     LayerSpec,
     MixtureSpec,
     MLPSpec,
-    SandwichSpec,
+    ScaledSandwichSpec,
     SharedExpertsSpec,
 )
 from peagle.ops.delta_net import DeltaHeads
@@ -135,8 +135,8 @@ _GEMMA_4_31B = DecoderSpec(
     hidden_size=5376,
     layers=10
     * (
-        *5 * (LayerSpec(_GEMMA_SLIDING, _GEMMA_MLP, SandwichSpec()),),
-        LayerSpec(_GEMMA_FULL, _GEMMA_MLP, SandwichSpec()),
+        *5 * (LayerSpec(_GEMMA_SLIDING, _GEMMA_MLP, ScaledSandwichSpec()),),
+        LayerSpec(_GEMMA_FULL, _GEMMA_MLP, ScaledSandwichSpec()),
     ),
     max_length=262_144,
     tie_word_embeddings=True,
@@ -156,7 +156,7 @@ _GEMMA_EXPERTS = LayerSpec(
             activation="gelu_tanh",
         ),
     ),
-    SandwichSpec(),
+    ScaledSandwichSpec(),
 )
 _GEMMA_4_26B = replace(
     _GEMMA_4_31B,

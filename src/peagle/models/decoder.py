@@ -17,6 +17,7 @@ from peagle.models.spec import (
     MixtureSpec,
     MLPSpec,
     SandwichSpec,
+    ScaledSandwichSpec,
     SharedExpertsSpec,
 )
 from peagle.ops.cached_attention import AttentionHeads
@@ -212,13 +213,14 @@ class DecoderLayer(nn.Module):
 
 
 class SandwichLayer(DecoderLayer):
-    """A block that also norms what it adds, and scales the stream by a number of its own."""
+    """A block that also norms what it adds, and may scale the stream by a number of its own."""
 
     def __init__(self, spec: LayerSpec, hidden_size: int) -> None:
         super().__init__(spec, hidden_size)
         self.attention_norm = RMSNorm(hidden_size, spec.norms.eps)
         self.mlp_norm = RMSNorm(hidden_size, spec.norms.eps)
-        self.scalar = nn.Parameter(torch.ones(1))
+        scaled = isinstance(spec.norms, ScaledSandwichSpec)
+        self.scalar = nn.Parameter(torch.ones(1)) if scaled else None
 
     def forward(
         self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, kept: Tensor | None = None
@@ -226,7 +228,8 @@ class SandwichLayer(DecoderLayer):
         """As `DecoderLayer`."""
         attended = self.attention(self.input_norm(x), rotation, layer, attend, kept)
         x = take(x, kept) + self.attention_norm(attended)
-        return (x + self.mlp_norm(self.fed(x))) * self.scalar
+        x = x + self.mlp_norm(self.fed(x))
+        return x if self.scalar is None else x * self.scalar
 
     def fed(self, x: Tensor) -> Tensor:
         """What the stream's rows [rows, hidden_size] get from the MLP."""
@@ -250,6 +253,7 @@ class MixtureLayer(SandwichLayer):
     def mixture(self) -> Mixture:
         """What follows attention, but for the MLP and its norm."""
         norms = self.experts_input_norm, self.dense_norm, self.experts_norm, self.mlp_norm
+        assert self.scalar is not None
         return Mixture(self.experts, *norms, self.scalar)
 
     def fed(self, x: Tensor) -> Tensor:

@@ -131,8 +131,12 @@ class NormSpec:
 
 @dataclass(frozen=True)
 class SandwichSpec(NormSpec):
-    """Norms of what mixer and feed-forward give, too, before it is added (four in all), and a
-    learned number that multiplies the stream after both: Gemma 4's block."""
+    """Norms of what mixer and feed-forward give, too, before it is added: four in all."""
+
+
+@dataclass(frozen=True)
+class ScaledSandwichSpec(SandwichSpec):
+    """The same with a learned number that multiplies the stream after both: Gemma 4's block."""
 
 
 @dataclass(frozen=True)

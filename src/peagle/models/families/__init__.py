@@ -7,6 +7,8 @@ from typing import Protocol
 
 from peagle.errors import InputError
 from peagle.models.families import (
+    gemma3,
+    gemma3_text,
     gemma4,
     gemma4_text,
     gpt_oss,
@@ -60,6 +62,8 @@ FAMILIES: dict[str, Family] = {
         gpt_oss,
         gemma4,
         gemma4_text,
+        gemma3,
+        gemma3_text,
         mistral,
         ministral,
         mistral3,

@@ -3,9 +3,7 @@ which are left out."""
 
 from peagle.models.families import config, gemma4_text
 from peagle.models.families.config import Values
-from peagle.models.families.tensors import Place
-from peagle.models.spec import DecoderSpec, LayerSpec
-from peagle.models.weights import TensorRule
+from peagle.models.spec import DecoderSpec
 
 MODEL_TYPE = "gemma4"
 ARCHITECTURE = "Gemma4ForConditionalGeneration"
@@ -16,13 +14,9 @@ IGNORED = (
     "model.audio_tower.",
     "model.embed_audio.",
 )
+layer = gemma4_text.layer
 
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
     return gemma4_text.spec(config.text(values))
-
-
-def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
-    """The tensors of one layer."""
-    return gemma4_text.layer(spec, hidden_size, place)

@@ -1,0 +1,88 @@
+"""Gemma 3's language model by itself: sandwich blocks, and windows in most layers, which have a
+rotation of their own."""
+
+from dataclasses import replace
+
+from peagle.errors import InputError
+from peagle.models.families import config, gemma4_text, tensors
+from peagle.models.families.config import FULL, SLIDING, Values
+from peagle.models.families.tensors import Place
+from peagle.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MLPSpec,
+    NormSpec,
+    SandwichSpec,
+)
+from peagle.models.weights import TensorRule
+
+MODEL_TYPE = "gemma3_text"
+ARCHITECTURE = "Gemma3ForCausalLM"
+PREFIX = "model"
+IGNORED = ()
+USUAL: Values = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10_000.0,
+}
+"""What transformers takes where a configuration says nothing, as published ones do of much."""
+
+
+def spec(values: Values) -> DecoderSpec:
+    """What the values of a `config.json` mean."""
+    values = config.with_usual(values, USUAL)
+    gemma4_text.refuse_other_attention(values)
+    if values.get("attn_logit_softcapping"):
+        raise InputError("attn_logit_softcapping is not supported; vLLM serves it")
+    mlp, eps = replace(config.mlp(values), activation="gelu_tanh"), config.norms(values).eps
+    step = int(values["sliding_window_pattern"])
+    usual = [SLIDING if (i + 1) % step else FULL for i in range(config.num_layers(values))]
+    windows = config.windows(
+        values, values.get("layer_types") or usual, config.window(values, None)
+    )
+    norms = SandwichSpec(eps, offset=1.0)
+    layers = [LayerSpec(_attention(values, window), mlp, norms) for window in windows]
+    return replace(
+        config.decoder(values, layers),
+        norm=NormSpec(eps, offset=1.0),
+        embedding_scale=int(values["hidden_size"]) ** 0.5,
+        logit_softcap=gemma4_text.softcap(values),
+    )
+
+
+def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
+    """The tensors of one layer."""
+    assert isinstance(spec.feed_forward, MLPSpec)
+    rules = [
+        *gemma4_text.norm_rules(gemma4_text.NORMS, hidden_size, place),
+        *tensors.attention(spec.attention, hidden_size, place),
+        *tensors.mlp(spec.feed_forward, hidden_size, place),
+    ]
+    return tensors.centred(rules, spec.norms)
+
+
+def _attention(values: Values, window: int | None) -> AttentionSpec:
+    """A layer's, by whether it has a window."""
+    scale = float(values["query_pre_attn_scalar"])
+    if not scale > 0:
+        raise InputError(f"query_pre_attn_scalar is {scale}; it must be above 0")
+    rope = {key: values.get(key) for key in ("rope_scaling", "rope_parameters", "rope_theta")}
+    by_type = rope["rope_parameters"] or {}
+    if FULL in by_type:  # as transformers 5 writes it
+        rope = {"rope_parameters": by_type.get(FULL if window is None else SLIDING)}
+    elif window is not None:
+        rope = {"rope_theta": values["rope_local_base_freq"]}
+    plain = {key: value for key, value in values.items() if not key.startswith("rope")}
+    return replace(
+        config.attention({**plain, **rope}), window=window, qk_norm=True, scale=scale**-0.5
+    )
