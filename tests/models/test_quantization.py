@@ -271,6 +271,19 @@ def test_settings_beside_a_language_models_own(tmp_path: Path):
     torch.testing.assert_close(logits(directory), logits(twin), atol=1e-4, rtol=1e-4)
 
 
+def test_ministral_3_as_it_is_published(tmp_path: Path):
+    """In FP8 with one scale a weight, within its tower."""
+    text = tiny.save_target(tmp_path / "text", "ministral3")
+    directory = tiny.save_whole_mistral3(tmp_path / "whole", text, tied=False)
+    twin = quantize(text, "fp8 whole")
+    packed = load_file(text / "model.safetensors")
+    inner = {f"language_model.{name}": tensor for name, tensor in packed.items()}
+    save_file(inner, directory / "model.safetensors", {"format": "pt"})
+    settings = PUBLISHED["fp8 whole"][0]
+    change_config(directory, lambda config: config.update(quantization_config=settings))
+    torch.testing.assert_close(logits(directory), logits(twin), atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("layout", ["fp8 in blocks", "compressed, channel"])
 def test_what_is_written_again_is_what_was_read(directory: Path, layout: str):
     quantize(directory, layout)
