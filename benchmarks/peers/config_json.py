@@ -4,6 +4,7 @@ from typing import Any
 
 from peagle.bench.random_weights import BLOCK
 from peagle.models.families import config, gemma4_text, gpt_oss, qwen3, qwen3_moe
+from peagle.models.families.family import Family
 from peagle.models.spec import (
     ClampedSwiGLU,
     DecoderSpec,
@@ -46,16 +47,16 @@ def _of_family(spec: DecoderSpec) -> Values:
     """What not every family says."""
     inner = spec.layers[0].feed_forward
     if isinstance(spec.layers[0].norms, SandwichSpec):
-        return _named(gemma4_text) | _gemma(spec) | _windows(spec)
+        return _named(gemma4_text.FAMILY) | _gemma(spec) | _windows(spec)
     if not isinstance(inner, ExpertsSpec):
-        return _named(qwen3)
+        return _named(qwen3.FAMILY)
     values: Values = {"num_experts_per_tok": inner.num_experts_per_tok}
     if isinstance(inner.activation, ClampedSwiGLU):
         values |= {"num_local_experts": inner.num_experts, "swiglu_limit": inner.activation.limit}
-        return _named(gpt_oss) | values | _windows(spec) | {"rope_scaling": _yarn(spec)}
+        return _named(gpt_oss.FAMILY) | values | _windows(spec) | {"rope_scaling": _yarn(spec)}
     names = ("num_experts", "moe_intermediate_size", "norm_topk_prob")
     values |= {name: getattr(inner, name) for name in names}
-    return _named(qwen3_moe) | values | {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    return _named(qwen3_moe.FAMILY) | values | {"decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
 def _gemma(spec: DecoderSpec) -> Values:
@@ -93,8 +94,8 @@ def _experts_beside(spec: DecoderSpec) -> Values:
     }
 
 
-def _named(family: Any) -> Values:
-    return {"architectures": [family.ARCHITECTURE], "model_type": family.MODEL_TYPE}
+def _named(family: Family) -> Values:
+    return {"architectures": [family.architecture], "model_type": family.model_type}
 
 
 def _windows(spec: DecoderSpec) -> Values:

@@ -548,9 +548,9 @@ def index_of(directory: Path) -> None:
     family, spec = read_values(config, "")
     names = []
     for name in [name for rule in decoder_rules(family, spec) for name in rule.theirs]:
-        packed = "experts" in name and "bias" not in name and "gpt" in family.MODEL_TYPE
+        packed = "experts" in name and "bias" not in name and "gpt" in family.model_type
         names += [f"{name}_blocks", f"{name}_scales"] if packed else [name]
-        if "qwen" in family.MODEL_TYPE and "_proj." in name:
+        if "qwen" in family.model_type and "_proj." in name:
             names.append(f"{name}_scale_inv")
     index = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -18,7 +18,7 @@ def test_a_tokenizer_that_another_family_would_need(tmp_path: Path, kind: object
         load_tokenizer(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}: model_type {kind} is not supported; peagle runs "
-        f"{', '.join(family.MODEL_TYPE for family in FAMILIES.values())}"
+        f"{', '.join(family.model_type for family in FAMILIES.values())}"
     )
 
 

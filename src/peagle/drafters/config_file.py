@@ -11,7 +11,7 @@ from peagle.drafters.correction import read_selector_config
 from peagle.drafters.kind import EAGLE3, PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, default_taps
 from peagle.errors import InputError
-from peagle.models.families import Family, llama, qwen3
+from peagle.models.families import llama, qwen3
 from peagle.models.families.config import (
     FULL,
     SLIDING,
@@ -122,9 +122,9 @@ def _drafter_config(values: Mapping[str, Any], target: DecoderSpec) -> DrafterCo
 def _transformer(values: Mapping[str, Any]) -> DecoderSpec:
     """The draft layers. Their style is the architecture's, as in vLLM, or the `model_type`'s."""
     architecture = architecture_of(values)
-    by_type = architecture in EITHER_STYLE and values.get("model_type") == qwen3.MODEL_TYPE
+    by_type = architecture in EITHER_STYLE and values.get("model_type") == qwen3.FAMILY.model_type
     as_qwen3 = by_type or architecture in QWEN3_STYLE
-    style: Family = qwen3 if as_qwen3 else llama
+    style = qwen3.FAMILY if as_qwen3 else llama.FAMILY
     if architecture not in LLAMA_STYLE | QWEN3_STYLE | EITHER_STYLE:
         raise InputError(f"architecture {architecture} is not an EAGLE-3 or P-EAGLE drafter")
     activation = values.get("hidden_act", "silu")

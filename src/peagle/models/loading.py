@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from peagle.device import require_memory
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderLayer, decoder_layer
-from peagle.models.families import Family, decoder_rules, end_rules, layer_rules, read_family
+from peagle.models.families import decoder_rules, end_rules, layer_rules, read_family
+from peagle.models.families.family import Family
 from peagle.models.families.tensors import embeddings, head
 from peagle.models.quantization import Quantization, read_quantization
 from peagle.models.spec import DecoderSpec
@@ -161,7 +162,7 @@ class _Target:
         family, spec = read_family(directory)
         quantization = read_quantization(directory)
         tied = spec.tie_word_embeddings
-        if tied and quantization.layout_of(head(family.PREFIX), known_names(directory)) is not None:
+        if tied and quantization.layout_of(head(family.prefix), known_names(directory)) is not None:
             spec = replace(spec, tie_word_embeddings=False)  # rounded to be read in its place
         elif tied and _has_own_head(directory, family):
             warnings.warn(
@@ -180,9 +181,9 @@ class _Target:
 
     def ignored(self, names: Iterable[str]) -> set[str]:
         """Tensors of a file that are not needed but allowed."""
-        others = {name for name in names if name.startswith(self.family.IGNORED)}
+        others = {name for name in names if name.startswith(self.family.ignored)}
         if self.spec.tie_word_embeddings:
-            others.add(head(self.family.PREFIX))
+            others.add(head(self.family.prefix))
         return others | self.quantization.ignored(names)
 
     def filled(
@@ -215,7 +216,7 @@ def _settled(module: M, rules: Iterable[TensorRule], dtype: torch.dtype, device:
 
 def _has_own_head(directory: Path, family: Family) -> bool:
     """Whether files hold both, and they differ."""
-    names = embeddings(family.PREFIX), head(family.PREFIX)
+    names = embeddings(family.prefix), head(family.prefix)
     found = read_tensors(directory, {*names})
     if len(found) < 2:
         return False

@@ -47,7 +47,7 @@ def _refuse_other_family(directory: Path) -> None:
     values = read_json(directory / "config.json")
     refuse_drafter(values, str(directory))
     kind = values.get("model_type")
-    known = [family.MODEL_TYPE for family in FAMILIES.values()]
+    known = [family.model_type for family in FAMILIES.values()]
     if kind is not None and kind not in known:
         raise InputError(
             f"{directory}: model_type {kind} is not supported; peagle runs {', '.join(known)}"

@@ -3,7 +3,6 @@ are called. config and tensors hold what they have in common.
 """
 
 from pathlib import Path
-from typing import Protocol
 
 from peagle.errors import InputError
 from peagle.models.families import (
@@ -30,32 +29,14 @@ from peagle.models.families import (
     smollm3,
 )
 from peagle.models.families.config import Values, architecture_of, reading
+from peagle.models.families.family import Family
 from peagle.models.families.tensors import Place, ends
-from peagle.models.spec import DecoderSpec, LayerSpec
+from peagle.models.spec import DecoderSpec
 from peagle.models.weights import TensorRule, read_json
 
-
-class Family(Protocol):
-    """What a family's module has."""
-
-    MODEL_TYPE: str
-    ARCHITECTURE: str
-    """Both as `config.json` names them."""
-    PREFIX: str
-    """How the names of the decoder's tensors begin."""
-    IGNORED: tuple[str, ...]
-    """How those of tensors begin that its files hold besides."""
-
-    def spec(self, values: Values) -> DecoderSpec:
-        """What the values of a `config.json` mean; called within `reading`."""
-
-    def layer(self, spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
-        """The tensors of one layer."""
-
-
 FAMILIES: dict[str, Family] = {
-    family.ARCHITECTURE: family
-    for family in (
+    module.FAMILY.architecture: module.FAMILY
+    for module in (
         llama,
         qwen3,
         qwen3_moe,
@@ -130,10 +111,10 @@ def decoder_rules(family: Family, spec: DecoderSpec) -> list[TensorRule]:
 
 def end_rules(family: Family, spec: DecoderSpec) -> list[TensorRule]:
     """The tensors of all but the layers."""
-    return ends(spec, family.PREFIX)
+    return ends(spec, family.prefix)
 
 
 def layer_rules(family: Family, spec: DecoderSpec, index: int, ours: str) -> list[TensorRule]:
     """The tensors of one layer, which our module calls `ours`."""
-    place = Place(ours, f"{family.PREFIX}.layers.{index}")
+    place = Place(ours, f"{family.prefix}.layers.{index}")
     return family.layer(spec.layers[index], spec.hidden_size, place)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from peagle.errors import InputError
 from peagle.models.families import config, gemma4_text, tensors
 from peagle.models.families.config import FULL, SLIDING, Values
+from peagle.models.families.family import Family
 from peagle.models.families.tensors import Place
 from peagle.models.spec import (
     AttentionSpec,
@@ -17,10 +18,6 @@ from peagle.models.spec import (
 )
 from peagle.models.weights import TensorRule
 
-MODEL_TYPE = "gemma3_text"
-ARCHITECTURE = "Gemma3ForCausalLM"
-PREFIX = "model"
-IGNORED = ()
 USUAL: Values = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,
@@ -86,3 +83,6 @@ def _attention(values: Values, window: int | None) -> AttentionSpec:
     return replace(
         config.attention({**plain, **rope}), window=window, qk_norm=True, scale=scale**-0.5
     )
+
+
+FAMILY = Family("gemma3_text", "Gemma3ForCausalLM", spec, layer)

@@ -9,6 +9,7 @@ from typing import Any
 from peagle.errors import InputError
 from peagle.models.families import config, tensors
 from peagle.models.families.config import FULL, SLIDING, Values
+from peagle.models.families.family import Family
 from peagle.models.families.tensors import Place
 from peagle.models.spec import (
     AttentionSpec,
@@ -21,10 +22,6 @@ from peagle.models.spec import (
 )
 from peagle.models.weights import TensorRule
 
-MODEL_TYPE = "gemma4_text"
-ARCHITECTURE = "Gemma4ForCausalLM"
-PREFIX = "model"
-IGNORED = ()
 PERIOD = 6
 """Where no `layer_types` are given, every sixth layer is full."""
 USUAL: Values = {
@@ -200,3 +197,6 @@ def _attention(values: Values, kind: str, window: int | None) -> AttentionSpec:
         k_eq_v=kind == FULL and bool(values.get("attention_k_eq_v")),
         scale=1.0,
     )
+
+
+FAMILY = Family("gemma4_text", "Gemma4ForCausalLM", spec, layer)

@@ -9,6 +9,7 @@ from torch import Tensor
 from peagle.errors import InputError
 from peagle.models.families import config, tensors
 from peagle.models.families.config import Values
+from peagle.models.families.family import Family
 from peagle.models.families.tensors import Place
 from peagle.models.formats.fp4 import GPT_OSS
 from peagle.models.formats.layout import PackedRule
@@ -17,10 +18,6 @@ from peagle.models.weights import Shape, TensorRule
 from peagle.ops.moe import ALPHA
 from peagle.ops.weight import QuantizedWeight, Weight, dense
 
-MODEL_TYPE = "gpt_oss"
-ARCHITECTURE = "GptOssForCausalLM"
-PREFIX = "model"
-IGNORED = ()
 ROPE_THETA = 150_000.0
 USUAL: Values = {"rms_norm_eps": 1e-5, "max_position_embeddings": 131_072}
 ROPE = {
@@ -140,3 +137,6 @@ class PackedExpertRule(PackedRule):
 
     def split(self, ours: Weight) -> Sequence[Tensor]:
         return [self.rule.unsorted(part) for part in super().split(ours)]
+
+
+FAMILY = Family("gpt_oss", "GptOssForCausalLM", spec, layer)

@@ -7,13 +7,8 @@ from dataclasses import replace
 from peagle.errors import InputError
 from peagle.models.families import config, tensors
 from peagle.models.families.config import Values
+from peagle.models.families.family import Family
 from peagle.models.spec import DecoderSpec
-
-MODEL_TYPE = "granite"
-ARCHITECTURE = "GraniteForCausalLM"
-PREFIX = "model"
-IGNORED = ()
-layer = tensors.dense_layer
 
 
 def spec(values: Values) -> DecoderSpec:
@@ -36,3 +31,6 @@ def _factor(values: Values, name: str) -> float:
     if not 0 < factor < math.inf:
         raise InputError(f"{name} is {factor}; it must be a number above 0")
     return factor
+
+
+FAMILY = Family("granite", "GraniteForCausalLM", spec, tensors.dense_layer)

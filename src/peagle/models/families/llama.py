@@ -2,14 +2,8 @@
 
 from peagle.models.families import config, tensors
 from peagle.models.families.config import Values
-from peagle.models.families.tensors import Place
-from peagle.models.spec import DecoderSpec, LayerSpec
-from peagle.models.weights import TensorRule
-
-MODEL_TYPE = "llama"
-ARCHITECTURE = "LlamaForCausalLM"
-PREFIX = "model"
-IGNORED = ()
+from peagle.models.families.family import Family
+from peagle.models.spec import DecoderSpec
 
 
 def spec(values: Values) -> DecoderSpec:
@@ -18,6 +12,4 @@ def spec(values: Values) -> DecoderSpec:
     return config.dense(values, [config.attention(values)] * config.num_layers(values))
 
 
-def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
-    """The tensors of one layer."""
-    return tensors.dense_layer(spec, hidden_size, place)
+FAMILY = Family("llama", "LlamaForCausalLM", spec, tensors.dense_layer)

@@ -4,13 +4,8 @@ from dataclasses import replace
 
 from peagle.models.families import config, mistral, tensors
 from peagle.models.families.config import FULL, SLIDING, Values
+from peagle.models.families.family import Family
 from peagle.models.spec import DecoderSpec
-
-MODEL_TYPE = "ministral"
-ARCHITECTURE = "MinistralForCausalLM"
-PREFIX = "model"
-IGNORED = ()
-layer = tensors.dense_layer
 
 
 def spec(values: Values) -> DecoderSpec:
@@ -21,3 +16,6 @@ def spec(values: Values) -> DecoderSpec:
     windows = config.windows(values, values.get("layer_types") or usual, width)
     attention = config.attention(values)
     return config.dense(values, [replace(attention, window=each) for each in windows])
+
+
+FAMILY = Family("ministral", "MinistralForCausalLM", spec, tensors.dense_layer)

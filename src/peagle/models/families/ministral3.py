@@ -7,12 +7,9 @@ from dataclasses import replace
 from peagle.errors import InputError
 from peagle.models.families import config, mistral, tensors
 from peagle.models.families.config import Values
+from peagle.models.families.family import Family
 from peagle.models.spec import DecoderSpec
 
-MODEL_TYPE = "ministral3"
-ARCHITECTURE = "Ministral3ForCausalLM"
-PREFIX = "model"
-IGNORED = ()
 USUAL: Values = {
     "head_dim": 128,
     "max_position_embeddings": 262_144,
@@ -30,7 +27,6 @@ ROPE: Values = {
     "llama_4_scaling_beta": 0.1,
 }
 """The same of its rotation."""
-layer = tensors.dense_layer
 
 
 def spec(values: Values) -> DecoderSpec:
@@ -42,3 +38,6 @@ def spec(values: Values) -> DecoderSpec:
         raise InputError(f"llama_4_scaling_beta is {beta}; it must be a number from 0 on")
     turned = replace(attention.rope, llama_4_scaling_beta=beta)
     return config.dense(values, [replace(attention, rope=turned)] * config.num_layers(values))
+
+
+FAMILY = Family("ministral3", "Ministral3ForCausalLM", spec, tensors.dense_layer)

@@ -5,17 +5,13 @@ from dataclasses import replace
 from peagle.errors import InputError
 from peagle.models.families import config, tensors
 from peagle.models.families.config import FULL, SLIDING, Values
+from peagle.models.families.family import Family
 from peagle.models.spec import AttentionSpec, DecoderSpec
 
-MODEL_TYPE = "mistral"
-ARCHITECTURE = "MistralForCausalLM"
-PREFIX = "model"
-IGNORED = ()
 USUAL: Values = {"max_position_embeddings": 131_072, "num_key_value_heads": 8}
 """What transformers takes where a configuration says nothing."""
 WINDOW = 4096
 """Width where none is given; with null there are no windows."""
-layer = tensors.dense_layer
 
 
 def spec(values: Values) -> DecoderSpec:
@@ -34,3 +30,6 @@ def attention(values: Values) -> AttentionSpec:
             f"{usual}: transformers does not read them of a Mistral, vLLM does"
         )
     return replace(config.attention(values), window=width)
+
+
+FAMILY = Family("mistral", "MistralForCausalLM", spec, tensors.dense_layer)

@@ -5,19 +5,15 @@ from dataclasses import replace
 
 from peagle.models.families import config, tensors
 from peagle.models.families.config import Values
+from peagle.models.families.family import Family
 from peagle.models.spec import DecoderSpec
 
-MODEL_TYPE = "phi3"
-ARCHITECTURE = "Phi3ForCausalLM"
-PREFIX = "model"
-IGNORED = ()
 USUAL: Values = {
     "max_position_embeddings": 4096,
     "original_max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
 }
 """What transformers takes where a configuration says nothing."""
-layer = tensors.fused_layer
 
 
 def spec(values: Values) -> DecoderSpec:
@@ -27,3 +23,6 @@ def spec(values: Values) -> DecoderSpec:
     if width is not None and width < int(values["max_position_embeddings"]):
         attention = replace(attention, window=width)  # else no context outgrows it
     return config.dense(values, [attention] * config.num_layers(values))
+
+
+FAMILY = Family("phi3", "Phi3ForCausalLM", spec, tensors.fused_layer)

@@ -4,13 +4,8 @@ from dataclasses import replace
 
 from peagle.models.families import config, qwen3, tensors
 from peagle.models.families.config import Values
+from peagle.models.families.family import Family
 from peagle.models.spec import DecoderSpec
-
-MODEL_TYPE = "qwen2"
-ARCHITECTURE = "Qwen2ForCausalLM"
-PREFIX = "model"
-IGNORED = ()
-layer = tensors.dense_layer
 
 
 def spec(values: Values) -> DecoderSpec:
@@ -19,3 +14,6 @@ def spec(values: Values) -> DecoderSpec:
     attention = replace(config.attention(values), bias=True, out_bias=False)
     windows = qwen3.windows(values)
     return config.dense(values, [replace(attention, window=each) for each in windows])
+
+
+FAMILY = Family("qwen2", "Qwen2ForCausalLM", spec, tensors.dense_layer)

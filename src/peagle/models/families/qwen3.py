@@ -4,14 +4,9 @@ from dataclasses import replace
 
 from peagle.models.families import config, tensors
 from peagle.models.families.config import Values
-from peagle.models.families.tensors import Place
-from peagle.models.spec import DecoderSpec, LayerSpec
-from peagle.models.weights import TensorRule
+from peagle.models.families.family import Family
+from peagle.models.spec import DecoderSpec
 
-MODEL_TYPE = "qwen3"
-ARCHITECTURE = "Qwen3ForCausalLM"
-PREFIX = "model"
-IGNORED = ()
 POSITIONS = 32_768
 """Where a configuration does not say them."""
 WINDOW = 4096
@@ -25,11 +20,6 @@ def spec(values: Values) -> DecoderSpec:
     return config.dense(values, [replace(attention, window=each) for each in windows(values)])
 
 
-def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
-    """The tensors of one layer."""
-    return tensors.dense_layer(spec, hidden_size, place)
-
-
 def window(values: Values) -> int | None:
     """Width of the windows; None where `use_sliding_window` does not turn them on."""
     return config.window(values, WINDOW) if values.get("use_sliding_window") else None
@@ -41,3 +31,6 @@ def windows(values: Values) -> list[int | None]:
     count = config.num_layers(values)
     types = [config.FULL if layer < full else config.SLIDING for layer in range(count)]
     return config.windows(values, values.get("layer_types") or types, window(values))
+
+
+FAMILY = Family("qwen3", "Qwen3ForCausalLM", spec, tensors.dense_layer)

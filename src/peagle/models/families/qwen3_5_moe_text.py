@@ -3,14 +3,10 @@ and an MLP beside them that every row goes through."""
 
 from peagle.models.families import config, qwen3_5_text, tensors
 from peagle.models.families.config import Values
+from peagle.models.families.family import Family
 from peagle.models.families.tensors import Place
 from peagle.models.spec import DecoderSpec, ExpertsSpec, LayerSpec, MLPSpec, SharedExpertsSpec
 from peagle.models.weights import TensorRule
-
-MODEL_TYPE = "qwen3_5_moe_text"
-ARCHITECTURE = "Qwen3_5MoeForCausalLM"
-PREFIX = "model"
-IGNORED = qwen3_5_text.IGNORED
 
 
 def spec(values: Values) -> DecoderSpec:
@@ -46,3 +42,8 @@ def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
         *place.linear("mlp.shared.down", ("mlp.shared_expert.down_proj",), (hidden_size,), False),
         *place.linear("mlp.shared_gate", ("mlp.shared_expert_gate",), (1,), bias=False),
     ]
+
+
+FAMILY = Family(
+    "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", spec, layer, ignored=qwen3_5_text.FAMILY.ignored
+)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from peagle.errors import InputError
 from peagle.models.families import config, tensors
 from peagle.models.families.config import FULL, Values
+from peagle.models.families.family import Family
 from peagle.models.families.tensors import Place
 from peagle.models.spec import (
     AttentionSpec,
@@ -19,10 +20,6 @@ from peagle.models.spec import (
 from peagle.models.weights import TensorRule
 from peagle.ops.delta_net import DeltaHeads
 
-MODEL_TYPE = "qwen3_5_text"
-ARCHITECTURE = "Qwen3_5ForCausalLM"
-PREFIX = "model"
-IGNORED = ("mtp.", "model.visual.")
 ROPE_THETA = 10_000_000.0
 LINEAR = "linear_attention"
 USUAL = {
@@ -125,3 +122,8 @@ def _refuse_unsupported(values: Values) -> None:
             "change the text",
             stacklevel=2,
         )
+
+
+FAMILY = Family(
+    "qwen3_5_text", "Qwen3_5ForCausalLM", spec, layer, ignored=("mtp.", "model.visual.")
+)

@@ -6,14 +6,10 @@ from dataclasses import replace
 from peagle.errors import InputError
 from peagle.models.families import config, qwen3, tensors
 from peagle.models.families.config import Values
+from peagle.models.families.family import Family
 from peagle.models.families.tensors import Place
 from peagle.models.spec import DecoderSpec, ExpertsSpec, LayerSpec
 from peagle.models.weights import TensorRule
-
-MODEL_TYPE = "qwen3_moe"
-ARCHITECTURE = "Qwen3MoeForCausalLM"
-PREFIX = "model"
-IGNORED = ()
 
 
 def spec(values: Values) -> DecoderSpec:
@@ -62,3 +58,6 @@ def _refuse_dense_layers(values: Values) -> None:
             f"dense layers between expert layers (decoder_sparse_step {step}, mlp_only_layers "
             f"{dense}) are not supported; vLLM serves them"
         )
+
+
+FAMILY = Family("qwen3_moe", "Qwen3MoeForCausalLM", spec, layer)

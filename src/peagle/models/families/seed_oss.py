@@ -4,12 +4,9 @@ from dataclasses import replace
 
 from peagle.models.families import config, tensors
 from peagle.models.families.config import Values
+from peagle.models.families.family import Family
 from peagle.models.spec import DecoderSpec
 
-MODEL_TYPE = "seed_oss"
-ARCHITECTURE = "SeedOssForCausalLM"
-PREFIX = "model"
-IGNORED = ()
 USUAL: Values = {
     "attention_bias": True,
     "attention_out_bias": False,
@@ -17,7 +14,6 @@ USUAL: Values = {
     "max_position_embeddings": 524_288,
 }
 """What transformers takes where a configuration says nothing."""
-layer = tensors.dense_layer
 
 
 def spec(values: Values) -> DecoderSpec:
@@ -25,3 +21,6 @@ def spec(values: Values) -> DecoderSpec:
     values = {**USUAL, **values}
     attention = replace(config.attention(values), out_bias=bool(values["attention_out_bias"]))
     return config.dense(values, [attention] * config.num_layers(values))
+
+
+FAMILY = Family("seed_oss", "SeedOssForCausalLM", spec, tensors.dense_layer)

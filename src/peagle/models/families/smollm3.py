@@ -5,13 +5,10 @@ from dataclasses import replace
 from peagle.errors import InputError
 from peagle.models.families import config, tensors
 from peagle.models.families.config import FULL, SLIDING, Values
+from peagle.models.families.family import Family
 from peagle.models.spec import DecoderSpec
 from peagle.ops.rope import NOPE
 
-MODEL_TYPE = "smollm3"
-ARCHITECTURE = "SmolLM3ForCausalLM"
-PREFIX = "model"
-IGNORED = ()
 ROPE_THETA = 2e6
 USUAL: Values = {
     "max_position_embeddings": 32_768,
@@ -19,7 +16,6 @@ USUAL: Values = {
     "tie_word_embeddings": True,
 }
 """What transformers takes where a configuration says nothing."""
-layer = tensors.dense_layer
 
 
 def spec(values: Values) -> DecoderSpec:
@@ -46,3 +42,6 @@ def _rotated(values: Values) -> list[bool]:
     if len(given) < count:
         raise InputError(f"no_rope_layers names {len(given)} of {count} layers")
     return [bool(turns) for turns in given[:count]]
+
+
+FAMILY = Family("smollm3", "SmolLM3ForCausalLM", spec, tensors.dense_layer)

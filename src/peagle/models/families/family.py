@@ -1,0 +1,39 @@
+"""What a target family is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from peagle.models.families.config import Values, text
+from peagle.models.families.tensors import Place
+from peagle.models.spec import DecoderSpec, LayerSpec
+from peagle.models.weights import TensorRule
+
+
+@dataclass(frozen=True)
+class Family:
+    """Targets whose configuration and tensors are told alike."""
+
+    model_type: str
+    architecture: str
+    """Both as `config.json` names them."""
+    spec: Callable[[Values], DecoderSpec]
+    """What the values of a `config.json` mean; called within `reading`."""
+    layer: Callable[[LayerSpec, int, Place], list[TensorRule]]
+    """The tensors of one layer, whose hidden size is given."""
+    prefix: str = "model"
+    """How the names of the decoder's tensors begin."""
+    ignored: tuple[str, ...] = ()
+    """How those of tensors begin that its files hold besides."""
+
+    def within(
+        self, model_type: str, architecture: str, prefix: str, ignored: tuple[str, ...] = ()
+    ) -> "Family":
+        """Models that have one of these as their `text_config`, and others' beside it."""
+        return replace(
+            self,
+            model_type=model_type,
+            architecture=architecture,
+            spec=lambda values: self.spec(text(values)),
+            prefix=prefix,
+            ignored=self.ignored + ignored,
+        )
