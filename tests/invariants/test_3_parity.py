@@ -111,6 +111,13 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         share = draw(st.sampled_from([0.5, 0.75, 1.0]))
         changes["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4}
         changes |= {"head_dim": 16, "partial_rotary_factor": share}
+    if family.startswith("qwen3_5"):
+        both = ["linear_attention", "full_attention"]  # transformers' cache asks for one of each
+        types = [*both, *draw(st.lists(st.sampled_from(both), max_size=2))]
+        partly = {"rope_type": "default", "partial_rotary_factor": 0.25}
+        changes |= {"layer_types": types, "num_hidden_layers": len(types)}
+        changes |= {"head_dim": draw(st.sampled_from([8, 16, 32])), "attention_bias": False}
+        changes["rope_parameters"] = {**partly, "rope_theta": draw(st.sampled_from([100.0, 1e4]))}
     if family == "smollm3":
         layers = changes["num_hidden_layers"]
         if not draw(st.booleans()):  # then windows are where nothing is rotated
