@@ -228,6 +228,21 @@ for rows, blocks, flags in (
     sizes |= {"ROWS": rows, "LINES": 64, "DEPTH": 128, "SPLITS": 1, "PARTS": 64, **FLAGS}
     off = dict.fromkeys(("SCALED", "BIAS", "GATED", "ADDS"), False)
     compiled("quantized_product", "_product", types, {**sizes, **off, **flags}, num_stages=4)
+FOUR_BITS = {
+    "nvfp4": Packing("nvfp4", 64, 1, 16, 256, False, True, True, 4),
+    "mxfp4": Packing("mxfp4", 64, 1, 32, 128, False, False, False, 4),
+    "int4 32": Packing("int4", 128, 1, 32, 128, True, False, False, 4),
+    "int4": Packing("int4", 128, 1, 128, 32, False, False, False, 4),
+    "int8": Packing("int8", 128, 1, 4096, 1, False, False, False, 2),
+}
+for name, own in FOUR_BITS.items():
+    kinds = "*u8" if own.kind in ("nvfp4", "mxfp4") else BF16
+    types |= {"scales": kinds, "zeros": "*u8" if own.zeros else kinds, "factors": F32}
+    for rows, flags in ((16, {"ADDS": True, "SPLITS": 4}), (64, {"SCALED": True, "GATED": True})):
+        constants = {**sizes, **off, "W": own, "ROWS": rows, **flags}
+        made = compiled("quantized_product", "_product", types, constants, num_stages=4)
+        assert spilled(made) == 0, (name, rows)
+types |= dict.fromkeys(("scales", "zeros", "factors"), F32)
 import torch
 from peagle.ops.triton import quantized_product
 

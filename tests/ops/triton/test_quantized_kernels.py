@@ -20,7 +20,7 @@ from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Epilogue
 from peagle.ops.products.quantized_activations import QuantizedActivations
 from peagle.ops.quantized_activations import E4M3, quantize
-from peagle.ops.weight import FP8, MXFP4, QuantizedWeight, replace_weight
+from peagle.ops.weight import FP8, INT4, INT8, MXFP4, NVFP4, QuantizedWeight, replace_weight
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEPTHS = [128, 320, 192]
@@ -41,6 +41,76 @@ def mxfp4_weight(*shape: int) -> QuantizedWeight:
     blocks = torch.randint(0, 256, (*leading, outputs, depth // 32, 16), dtype=torch.uint8)
     scales = torch.randint(112, 127, (*leading, outputs, depth // 32), dtype=torch.uint8)
     return QuantizedWeight.of(MXFP4, blocks.flatten(-2), scales, (1, 32))
+
+
+GROUPS = {"int4 32": 32, "int4 64": 64, "int4 128": 128, "int4": None}
+
+
+def four_bits(form: str, *shape: int) -> QuantizedWeight:
+    """Random codes. A matrix has, as q, k and v together, three factors a hundred times apart."""
+    *leading, outputs, depth = shape
+    if form == "mxfp4":
+        return mxfp4_weight(*shape)
+    packed = torch.randint(0, 256, (*leading, outputs, depth // 2), dtype=torch.uint8)
+    if form.startswith("nvfp4"):
+        scales = torch.rand(*leading, outputs, depth // 16).add(0.1).to(torch.float8_e4m3fn)
+        factors = torch.tensor([1e-3, 1e-2, 1e-1]).repeat_interleave(-(-outputs // 3))[:outputs]
+        divided = "divided" in form
+        factors = (1 / factors if divided else factors).expand(*leading, outputs)
+        return QuantizedWeight.of(NVFP4, packed, scales, (1, 16), None, factors, divided)
+    group = GROUPS[form.removesuffix(", zeros")]
+    blocks = (*leading, outputs, depth // (group or depth))
+    zeros = torch.randint(0, 16, blocks, dtype=torch.uint8) if "zeros" in form else None
+    scales = (torch.rand(blocks) * 1e-2).to(torch.bfloat16)
+    return QuantizedWeight.of(INT4, packed, scales, (1, group or max(depth, 128)), zeros)
+
+
+def int8_weight(*shape: int) -> QuantizedWeight:
+    packed = torch.randint(0, 256, shape, dtype=torch.uint8)
+    return QuantizedWeight.of(INT8, packed, torch.rand(shape[0], 1).half() * 1e-3, (1, shape[1]))
+
+
+NVFP4S = ["nvfp4", "nvfp4 divided"]
+INT4S = [name + zeros for name in GROUPS for zeros in ("", ", zeros")]
+FOUR_BITS = ["mxfp4", *NVFP4S, *INT4S]
+
+
+def depth_for(form: str) -> int:
+    """Depths that end within runs, where groups do not forbid it."""
+    if form.startswith("nvfp4"):
+        return 336
+    return 384 if "128" in form else 352 if form.startswith(("mxfp4", "int4 32")) else 320
+
+
+@pytest.mark.parametrize("rows", [1, 7, 16, 64, 130])
+@pytest.mark.parametrize("form", [*FOUR_BITS, "int8"])
+def test_a_product_of_few_bits(device: torch.device, rows: int, form: str):
+    """With an odd number of outputs."""
+    from peagle.ops.triton import quantized_product as kernels
+
+    made = int8_weight(201, 320) if form == "int8" else four_bits(form, 201, depth_for(form))
+    weight = made.to(device)
+    assert kernels.takes(weight, weight.device)
+    x, bias = torch.randn(rows, weight.shape[1]).to(device), torch.randn(201).to(device)
+    found, wanted = kernels.linear(x, None, 1e-5, weight, bias), x @ weight.dense().T + bias
+    scale = weight.dense().abs().amax(1) * weight.shape[1] ** 0.5  # factors are far apart
+    assert ((found - wanted).abs() <= 1e-5 * scale + 1e-5).all()
+
+
+@pytest.mark.parametrize("form", ["mxfp4", "nvfp4", "int4 64, zeros"])
+def test_a_norm_a_gate_and_an_addition_of_four_bits(device: torch.device, form: str):
+    """Depths that programs share."""
+    from peagle.ops.triton import quantized_product as kernels
+
+    down, up = (four_bits(form, *s).to(device) for s in ((96, 2304), (384, 96)))
+    x, stream, norm = (torch.randn(size).to(device) for size in ((5, 2304), (5, 96), (96,)))
+    total, scaled, squares = kernels.add(x, down, None, stream, norm)
+    wanted = stream + x @ down.dense().T
+    torch.testing.assert_close(total, wanted, atol=1e-3, rtol=1e-4)
+    under = rms_norm(wanted, norm, 1e-5)
+    gate, value = (under @ up.dense().T).chunk(2, dim=-1)
+    found = kernels.gated(scaled, squares, 1e-5, up)
+    torch.testing.assert_close(found, torch.nn.functional.silu(gate) * value, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 33, 130])
@@ -252,15 +322,15 @@ def test_experts_without_kernels_are_not_captured(
 
 def expert_weights(form: str, experts: int, hidden: int, inner: int) -> list[QuantizedWeight]:
     shapes = (experts, 2 * inner, hidden), (experts, hidden, inner)
-    if form == "mxfp4":
-        return [mxfp4_weight(*shape) for shape in shapes]
+    if form in FOUR_BITS:
+        return [four_bits(form, *shape) for shape in shapes]
     block = (128, 128) if form == "blocks" else None
     return [fp8_weight(*shape, block=block) for shape in shapes]
 
 
 @pytest.mark.parametrize("rows", [1, 7, 40])
 @pytest.mark.parametrize(("hidden", "inner"), [(128, 256), (192, 320)])
-@pytest.mark.parametrize("form", ["mxfp4", "rows", "blocks"])
+@pytest.mark.parametrize("form", ["mxfp4", "nvfp4", "int4 64", "int4 32, zeros", "rows", "blocks"])
 @pytest.mark.parametrize("biases", [False, True])
 def test_experts(device: torch.device, rows: int, hidden: int, inner: int, form: str, biases: bool):
     from peagle.ops.triton import moe as kernels

@@ -201,24 +201,64 @@ def _integers(
     total = tl.zeros([line.shape[0], x_at.shape[1]], tl.float32)
     place = tl.arange(0, W.run // 4)
     numbers_at = numbers + line[:, None] * words(depth, W) + place[None, :]
+    s0, s1, s2, s3 = _of_quarters(scales, line, first, past, W)
+    z0, z1, z2, z3 = _zeros_of_quarters(zeros, line, first, past, W)
     for k in range(first, past, W.run):
+        # a step ahead, as above
+        t0, t1, t2, t3 = _of_quarters(scales, line, k + W.run, past, W)
+        u0, u1, u2, u3 = _zeros_of_quarters(zeros, line, k + W.run, past, W)
         found = tl.load(numbers_at + k // 4, eviction_policy=EVICTION)
-        for quarter in tl.static_range(4):
-            at = k + quarter * 32
-            group = line * W.columns + tl.minimum(at, past - 1) // W.wide
-            zero = tl.full([line.shape[0], 1], 8.0, tl.float32)
-            if W.zeros:
-                zero = tl.load(zeros + group).to(tl.float32)[:, None]
-            inside = (place < past - at)[:, None] & real[None, :]
-            a = tl.load(x_at + at, mask=inside, other=0.0)
-            widened = integers4(found >> (4 * quarter), zero, kind)
-            if quarter * 32 % W.wide == 0:
-                part = tl.dot(widened, a, input_precision="ieee")
-            else:
-                part = tl.dot(widened, a, part, input_precision="ieee")
-            if (quarter + 1) * 32 % W.wide == 0 or quarter == 3:
-                total += part * tl.load(scales + group).to(tl.float32)[:, None]
+        one, two, three, four = integers4(found, z0, z1, z2, z3, kind)
+        inside = (place < past - k)[:, None] & real[None, :]
+        a = tl.load(x_at + k, mask=inside, other=0.0)
+        part = tl.dot(one, a, input_precision="ieee")
+        if W.wide == 32:
+            total += part * s0[:, None]
+            part = tl.zeros_like(part)
+        inside = (place + 32 < past - k)[:, None] & real[None, :]
+        a = tl.load(x_at + k + 32, mask=inside, other=0.0)
+        part = tl.dot(two, a, part, input_precision="ieee")
+        if W.wide <= 64:
+            total += part * s1[:, None]
+            part = tl.zeros_like(part)
+        inside = (place + 64 < past - k)[:, None] & real[None, :]
+        a = tl.load(x_at + k + 64, mask=inside, other=0.0)
+        part = tl.dot(three, a, part, input_precision="ieee")
+        if W.wide == 32:
+            total += part * s2[:, None]
+            part = tl.zeros_like(part)
+        inside = (place + 96 < past - k)[:, None] & real[None, :]
+        a = tl.load(x_at + k + 96, mask=inside, other=0.0)
+        part = tl.dot(four, a, part, input_precision="ieee")
+        total += part * s3[:, None]
+        s0, s1, s2, s3 = t0, t1, t2, t3
+        z0, z1, z2, z3 = u0, u1, u2, u3
     return total
+
+
+@triton.jit
+def _of_quarters(shared, line, k, past, W: tl.constexpr):
+    """What the groups share of a run's four quarters, from a depth on: float32 [lines] each."""
+    at = shared + line * W.columns
+    one = tl.load(at + tl.minimum(k, past - 1) // W.wide).to(tl.float32)
+    two, three, four = one, one, one
+    if W.wide <= 64:
+        three = tl.load(at + tl.minimum(k + 64, past - 1) // W.wide).to(tl.float32)
+        four = three
+    if W.wide == 32:
+        two = tl.load(at + tl.minimum(k + 32, past - 1) // W.wide).to(tl.float32)
+        four = tl.load(at + tl.minimum(k + 96, past - 1) // W.wide).to(tl.float32)
+    return one, two, three, four
+
+
+@triton.jit
+def _zeros_of_quarters(zeros, line, k, past, W: tl.constexpr):
+    """The same of zero points; of a format without any its middle."""
+    if W.zeros:
+        return _of_quarters(zeros, line, k, past, W)
+    else:  # noqa: RET505 (as above)
+        middle = tl.full([line.shape[0]], 8.0, tl.float32)
+        return middle, middle, middle, middle
 
 
 @triton.jit

@@ -29,10 +29,12 @@ from peagle.ops.triton.launch import (
 )
 from peagle.ops.triton.packed_sums import Packing, factored, first_inputs, operands, sums, words
 from peagle.ops.triton.tiles import padded
-from peagle.ops.weight import FP8, QuantizedWeight
+from peagle.ops.weight import FP8, INT4, QuantizedWeight
 
 LINES, DEPTH = 64, 128
 """Of the weight, that a program reads in a step."""
+FP4_DEPTH = 256
+"""The same of E2M1, as experts' programs read it where pairs are few."""
 LEAST_DEPTH = 1024
 """Of the weight, for a program whose tile is shared."""
 RESIDENT = 3
@@ -114,17 +116,17 @@ def add(
 def step_of(weight: QuantizedWeight, most: int) -> int:
     """Inputs of a step of the depth, at most so many; where sums are scaled, of one block."""
     if weight.format.bits == 4:
-        return most
+        return weight.run if weight.format == INT4 else most
     wide = weight.block[1]
     return most if wide >= weight.shape[-1] else math.gcd(most, wide)
 
 
-def splits_of(lines: int, depth: int, processors: int) -> int:
+def splits_of(lines: int, depth: int, processors: int, step: int = DEPTH) -> int:
     """How many programs share a tile, each with a part of the depth, on so many multiprocessors.
 
     As many as run at once, where each has a thousand inputs, and none is left without any.
     """
-    tiles, steps = triton.cdiv(lines, LINES), triton.cdiv(depth, DEPTH)
+    tiles, steps = triton.cdiv(lines, LINES), triton.cdiv(depth, step)
     wanted = max(min(RESIDENT * processors // tiles, depth // LEAST_DEPTH), 1)
     return triton.cdiv(steps, triton.cdiv(steps, wanted))
 
@@ -154,17 +156,17 @@ def stages_for(programs: int, step_bytes: int, room: int, processors: int) -> in
     return stages_that_fit(wanted, step_bytes, room)
 
 
-def height_for(rows: int, step: int, x: Tensor) -> int:
+def height_for(rows: int, step: int, x: Tensor, bits: int = 8) -> int:
     """Rows of a program: no more than it has room for."""
     height, room = min(padded(rows), MOST_ROWS), room_of(x, LINES * step)
-    while step_bytes(height, step, x) > room:
+    while step_bytes(height, step, x, bits) > room:
         height //= 2
     return height
 
 
-def step_bytes(height: int, step: int, x: Tensor) -> int:
-    """Bytes of a step of the depth, of the weight and of so many rows like x."""
-    return step * (LINES + height * x.element_size())
+def step_bytes(height: int, step: int, x: Tensor, bits: int = 8) -> int:
+    """Bytes of a step of the depth, of a weight of so many bits and of so many rows like x."""
+    return step * (LINES * bits // 8 + height * x.element_size())
 
 
 def _launch(
@@ -178,9 +180,10 @@ def _launch(
     addition: Addition | None = None,
 ) -> None:
     (rows, depth), outputs = x.shape, out.shape[1]
-    step = step_of(weight, DEPTH)
-    splits = splits_of(len(weight), depth, multiprocessors(x))
-    height = height_for(rows, step, x)
+    bits = weight.format.bits
+    step = step_of(weight, DEPTH if bits == 8 else FP4_DEPTH)
+    splits = splits_of(len(weight), depth, multiprocessors(x), max(step, DEPTH))
+    height = height_for(rows, step, x, bits)
     tiles, across = triton.cdiv(len(weight), LINES), triton.cdiv(rows, height)
     partial, arrivals = out, out
     if splits > 1:
@@ -220,7 +223,7 @@ def _launch(
         **overlap(x),
         num_warps=4,
         num_stages=stages_for(
-            tiles * across * splits, step_bytes(height, step, x), room, processors
+            tiles * across * splits, step_bytes(height, step, x, bits), room, processors
         ),
     )
 

@@ -162,28 +162,47 @@ def integers8(codes, kind: tl.constexpr):
 
 
 @triton.jit
-def integers4(codes, zero, kind: tl.constexpr):
-    """The lowest four bits of each 16 less `zero`, in a dtype. zero: as codes, or [lines, 1]."""
+def integers4(codes, one, two, three, four, kind: tl.constexpr):
+    """The four codes of each 16 bits, the first lowest, less a zero point each [lines]."""
     if kind == tl.bfloat16:
-        # as for eight bits: 128 + code, less 128 + zero
-        less = (-128.0 - zero).to(tl.bfloat16).broadcast_to(codes.shape)
+        # as of eight bits: 128 + code, less 128 + zero point
         return tl.inline_asm_elementwise(
             """
             {
             .reg .b32 bits, one;
             mov.b32 one, 0x3F803F80;
-            lop3.b32 bits, $1, 0x000F000F, 0x43004300, 0xEA;
-            fma.rn.bf16x2 $0, bits, one, $2;
+            lop3.b32 bits, $4, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 $0, bits, one, $5;
+            shr.u32 bits, $4, 4;
+            lop3.b32 bits, bits, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 $1, bits, one, $6;
+            shr.u32 bits, $4, 8;
+            lop3.b32 bits, bits, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 $2, bits, one, $7;
+            shr.u32 bits, $4, 12;
+            lop3.b32 bits, bits, 0x000F000F, 0x43004300, 0xEA;
+            fma.rn.bf16x2 $3, bits, one, $8;
             }
             """,
-            "=r,r,r",
-            [codes, less],
-            dtype=tl.bfloat16,
+            "=r,=r,=r,=r,r,r,r,r,r",
+            [codes, _less(one), _less(two), _less(three), _less(four)],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=2,
         )
     else:  # noqa: RET505 (as above)
-        return ((codes & 15).to(tl.float32) - zero).to(kind)
+        return (
+            ((codes & 15).to(tl.float32) - one[:, None]).to(kind),
+            ((codes >> 4 & 15).to(tl.float32) - two[:, None]).to(kind),
+            ((codes >> 8 & 15).to(tl.float32) - three[:, None]).to(kind),
+            ((codes >> 12 & 15).to(tl.float32) - four[:, None]).to(kind),
+        )
+
+
+@triton.jit
+def _less(zero):
+    """What is added to 128 + code: [lines, 1]."""
+    return (-128.0 - zero).to(tl.bfloat16)[:, None]
 
 
 @triton.jit
