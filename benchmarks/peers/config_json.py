@@ -113,8 +113,21 @@ def _yarn(spec: DecoderSpec) -> Values:
     return {"rope_type": rope.kind, **values, **original}
 
 
+FOUR_BITS = {
+    "int4": (
+        "pack-quantized",
+        {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True},
+    ),
+    "nvfp4": (
+        "nvfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+    ),
+}
+"""compressed-tensors' formats, and what it says of weights in them."""
+
+
 def _quantization(spec: DecoderSpec, quantization: str) -> Values:
-    """OpenAI's of GPT-OSS, or Qwen's of its FP8 targets."""
+    """OpenAI's of GPT-OSS, Qwen's of its FP8 targets, or compressed-tensors'."""
     if quantization == "mxfp4":
         kept = [*PLAIN_IN_MXFP4, "lm_head"]
         return {"quant_method": "mxfp4", "modules_to_not_convert": kept}
@@ -123,6 +136,16 @@ def _quantization(spec: DecoderSpec, quantization: str) -> Values:
         for index, layer in enumerate(spec.layers)
         if layer.experts is not None
     ]
+    if quantization in FOUR_BITS:
+        form, weights = FOUR_BITS[quantization]
+        group = {"targets": ["Linear"], "weights": weights, "format": form}
+        return {
+            "quant_method": "compressed-tensors",
+            "format": form,
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": group},
+            "ignore": ["lm_head", *routers],
+        }
     return {
         "quant_method": "fp8",
         "fmt": "e4m3",

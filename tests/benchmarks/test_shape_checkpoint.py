@@ -54,6 +54,17 @@ TENSORS = {
         "model.layers.0.mlp.up_proj.weight_scale_inv": (torch.float32, [1, 2]),
         "lm_head.weight": (torch.bfloat16, [512, 256]),
     },
+    "qwen3-8b-int4": {
+        "model.layers.0.mlp.up_proj.weight_packed": (torch.int32, [128, 32]),
+        "model.layers.0.mlp.up_proj.weight_scale": (torch.bfloat16, [128, 2]),
+        "model.layers.0.mlp.up_proj.weight_shape": (torch.int64, [2]),
+        "lm_head.weight": (torch.bfloat16, [512, 256]),
+    },
+    "qwen3-30b-a3b-nvfp4": {
+        f"{EXPERTS}.127.gate_proj.weight_packed": (torch.uint8, [128, 128]),
+        f"{EXPERTS}.127.gate_proj.weight_scale": (E4M3, [128, 16]),
+        f"{EXPERTS}.127.gate_proj.weight_global_scale": (torch.float32, [1]),
+    },
 }
 """Some of each file's, as published files name and shape them."""
 pytestmark = pytest.mark.usefixtures("forked")

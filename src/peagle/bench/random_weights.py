@@ -23,7 +23,9 @@ from peagle.ops.packing import pack
 from peagle.ops.weight import (
     E4M3,
     FP8,
+    INT4,
     MXFP4,
+    NVFP4,
     QuantizedWeight,
     Weight,
     replace_weight,
@@ -43,26 +45,36 @@ OUTPUTS = (
     "shared.down.weight",
 )
 """Ends of the names of the weights by which layers add to the stream."""
+PRODUCTS = (
+    "attention.qkv.weight",
+    "delta_net.qkvz.weight",
+    "mlp.gate_up",
+    "mlp.gate_up.weight",
+    "experts.gate_up",
+    "shared.gate_up.weight",
+    *OUTPUTS,
+)
 PACKED: dict[str | None, tuple[str, ...]] = {
-    "fp8": (
-        "attention.qkv.weight",
-        "delta_net.qkvz.weight",
-        "mlp.gate_up",
-        "mlp.gate_up.weight",
-        "experts.gate_up",
-        "shared.gate_up.weight",
-        *OUTPUTS,
-    ),
+    "fp8": PRODUCTS,
+    "int4": PRODUCTS,
+    "nvfp4": PRODUCTS,
     "mxfp4": ("mlp.gate_up", "mlp.down"),
 }
 """Of those that are packed."""
-BITS: dict[str | None, float] = {"fp8": 8 + 32 / (128 * 128), "mxfp4": 4 + 8 / 32}
-"""Of a packed number, its share of a scale included."""
+BITS: dict[str | None, float] = {
+    "fp8": 8 + 32 / (128 * 128),
+    "int4": 4 + 16 / 128,
+    "nvfp4": 4 + 8 / 16,
+    "mxfp4": 4 + 8 / 32,
+}
+"""Of a packed number, its share of a scale included, and none of what a whole output has."""
 BLOCK = (128, 128)
 E4M3_STD = 64.0
 """Deviation of FP8's numbers, which their scales correct."""
 E2M1_STD = 2.93
 """Deviation of uniform four-bit codes."""
+INT4_STD, GROUP = 4.61, 128
+"""The same of integers, and how many share a scale."""
 ROWS, STEPS = 4096, 16
 """Random rows by which a correlation is found, and halvings of its range."""
 
@@ -72,7 +84,7 @@ class Weights:
     """What a target's random weights are like."""
 
     quantization: str | None = None
-    """None: plain; "fp8": the products of all layers; "mxfp4": the experts."""
+    """None: plain; "fp8", "int4", "nvfp4": the products of all layers; "mxfp4": the experts."""
     routing: str | None = None
     """A key of `OVERLAPS`; None: as it comes."""
 
@@ -185,8 +197,8 @@ class RandomWeights:
         if path.endswith(("bias", "sinks")):
             return torch.zeros(shape, device=self._device, dtype=self._dtype)
         if path.endswith(PACKED.get(self._quantization, ())):
-            packed = self._mxfp4 if self._quantization == "mxfp4" else self._fp8
-            return packed(shape, std)
+            made = self._fp8 if self._quantization == "fp8" else self._four_bits
+            return made(shape, std)
         return self._normal(shape, std)
 
     def _recurrence(self, path: str, shape: tuple[int, ...]) -> Tensor:
@@ -216,13 +228,20 @@ class RandomWeights:
         packed = numbers.view(torch.uint8)
         return QuantizedWeight.of(FP8, packed, scales, BLOCK, dynamic_activations=True)
 
-    def _mxfp4(self, shape: tuple[int, ...], std: float) -> QuantizedWeight:
-        of_blocks = *shape[:-1], shape[-1] // MXFP4.block
-        scales = torch.empty(of_blocks, dtype=torch.uint8, device=self._device)
-        scales.fill_(round(math.log2(std / E2M1_STD)) + 127)
-        numbers = scales.new_empty(*of_blocks, MXFP4.block // 2)
-        packed = numbers.random_(generator=self._generator).flatten(-2)
-        return QuantizedWeight.of(MXFP4, packed, scales, (1, MXFP4.block))
+    def _four_bits(self, shape: tuple[int, ...], std: float) -> QuantizedWeight:
+        packed = torch.empty(*shape[:-1], shape[-1] // 2, dtype=torch.uint8, device=self._device)
+        packed.random_(generator=self._generator)
+        form, wide, scale, dtype = {
+            "int4": (INT4, GROUP, std / INT4_STD, self._dtype),
+            "nvfp4": (NVFP4, NVFP4.block, 1.0, E4M3),
+            "mxfp4": (MXFP4, MXFP4.block, round(math.log2(std / E2M1_STD)) + 127, torch.uint8),
+        }[str(self._quantization)]
+        groups = *shape[:-1], shape[-1] // wide
+        scales = torch.full(groups, scale, device=self._device).to(dtype)
+        if form != NVFP4:
+            return QuantizedWeight.of(form, packed, scales, (1, wide))
+        factors = torch.full(shape[:-1], E2M1_STD / std, device=self._device)
+        return QuantizedWeight.of(form, packed, scales, (1, wide), factors=factors, divided=True)
 
     def embeddings(self, spec: DecoderSpec, share: float) -> Tensor:
         """Embeddings [vocab_size, hidden_size] of which any two have this correlation."""

@@ -74,6 +74,11 @@ _QWEN3_8B = DecoderSpec(
 _QWEN3_30B_A3B = replace(
     _QWEN3_8B, hidden_size=2048, layers=48 * (LayerSpec(_FEW_KV_HEADS, _EXPERTS),)
 )
+_QWEN3_32B = replace(
+    _QWEN3_8B,
+    hidden_size=5120,
+    layers=64 * (LayerSpec(replace(_HEADS, num_heads=64), MLPSpec(25_600)),),
+)
 _GPT_OSS_HEADS = AttentionSpec(
     num_heads=64,
     num_kv_heads=8,
@@ -217,11 +222,16 @@ SHAPES = {
     "qwen3-30b-a3b": Shape(_QWEN3_30B_A3B, 8192),
     "qwen3-8b-fp8": Shape(_QWEN3_8B, 12_288, weights=Weights("fp8")),
     "qwen3-30b-a3b-fp8": Shape(_QWEN3_30B_A3B, 8192, weights=Weights("fp8", "half")),
+    "qwen3-8b-int4": Shape(_QWEN3_8B, 12_288, weights=Weights("int4")),
+    "qwen3-32b-int4": Shape(_QWEN3_32B, 25_600, weights=Weights("int4")),
+    "qwen3-32b-nvfp4": Shape(_QWEN3_32B, 25_600, weights=Weights("nvfp4")),
+    "qwen3-30b-a3b-nvfp4": Shape(_QWEN3_30B_A3B, 8192, weights=Weights("nvfp4", "half")),
     "gpt-oss-20b": Shape(_GPT_OSS_20B, 14_336, 201_088, Weights("mxfp4", "half")),
     "gpt-oss-120b": Shape(_GPT_OSS_120B, 11_520, 201_088, Weights("mxfp4", "half")),
     "gemma-4-31b": Shape(_GEMMA_4_31B, 21_504),
     "gemma-4-26b-a4b": Shape(_GEMMA_4_26B, 8192),
     "gemma-4-31b-fp8": Shape(_GEMMA_4_31B, 21_504, weights=Weights("fp8")),
+    "gemma-4-31b-nvfp4": Shape(_GEMMA_4_31B, 21_504, weights=Weights("nvfp4")),
     "qwen3.8-27b": Shape(_QWEN3_8_27B, 17_408),
     "qwen3.8-27b-fp8": Shape(_QWEN3_8_27B, 17_408, weights=Weights("fp8")),
     "qwen3.6-35b-a3b": Shape(_QWEN3_6_35B_A3B, 8192),

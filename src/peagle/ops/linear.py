@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from peagle.ops.packing import Packable
 from peagle.ops.products.packed import packed_product
-from peagle.ops.weight import Weight, dense, fp8, multiply, replace_weight
+from peagle.ops.weight import QuantizedWeight, Weight, fp8, multiply, replace_weight
 
 
 class Linear(Packable):
@@ -30,8 +30,13 @@ class Linear(Packable):
         return self.packed(x)
 
     def quantized(self) -> "Linear":
-        """The same product with a weight rounded to FP8, with a scale for each output."""
-        weight = fp8(dense(self.weight))
+        """The same product with a weight rounded to FP8, with a scale for each output.
+
+        A weight that is in few bits already stays as it is.
+        """
+        if isinstance(self.weight, QuantizedWeight):
+            return self
+        weight = fp8(self.weight)
         with torch.device("meta"):
             other = Linear(weight.shape[1], weight.shape[0])
         replace_weight(other, "weight", weight)

@@ -242,6 +242,8 @@ for name, own in FOUR_BITS.items():
         constants = {**sizes, **off, "W": own, "ROWS": rows, **flags}
         made = compiled("quantized_product", "_product", types, constants, num_stages=4)
         assert spilled(made) == 0, (name, rows)
+    tile = {"W": own, "LINES": 16, "STEP": 256}
+    compiled("widened", "_widen", {**types, "out": BF16}, tile)
 types |= dict.fromkeys(("scales", "zeros", "factors"), F32)
 import torch
 from peagle.ops.triton import quantized_product

@@ -15,10 +15,12 @@ from peagle.ops.linear import Linear
 from peagle.ops.moe import Clamped
 from peagle.ops.norm import rms_norm
 from peagle.ops.products import quantized_activations as products
+from peagle.ops.products import widened
 from peagle.ops.products.choice import choose
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Epilogue
 from peagle.ops.products.quantized_activations import QuantizedActivations
+from peagle.ops.products.widened import Widened
 from peagle.ops.quantized_activations import E4M3, quantize
 from peagle.ops.weight import FP8, INT4, INT8, MXFP4, NVFP4, QuantizedWeight, replace_weight
 
@@ -95,6 +97,39 @@ def test_a_product_of_few_bits(device: torch.device, rows: int, form: str):
     found, wanted = kernels.linear(x, None, 1e-5, weight, bias), x @ weight.dense().T + bias
     scale = weight.dense().abs().amax(1) * weight.shape[1] ** 0.5  # factors are far apart
     assert ((found - wanted).abs() <= 1e-5 * scale + 1e-5).all()
+
+
+@pytest.mark.parametrize("form", [*FOUR_BITS, "int8", "int8, zeros"])
+def test_strips_are_widened_to_what_they_stand_for(device: torch.device, form: str):
+    from peagle.ops.triton import widened as kernels
+
+    if form.startswith("int8"):
+        weight = int8_weight(45, 320)
+        if "zeros" in form:
+            zeros = torch.randint(0, 256, (45, 1), dtype=torch.uint8)
+            weight = QuantizedWeight.of(INT8, weight.packed(), weight.scales, (1, 320), zeros)
+    else:
+        weight = four_bits(form, 45, depth_for(form))
+    found = kernels.widened(weight.to(device), slice(7, 41), torch.float32)
+    torch.testing.assert_close(found.cpu(), weight.cpu().dense()[7:41], atol=0, rtol=3e-7)
+
+
+def test_many_rows_are_multiplied_by_what_is_widened_first(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+):
+    """In strips, whatever the norm and the bias."""
+    monkeypatch.setattr(widened, "has_kernels", lambda x: True)
+    monkeypatch.setattr(widened, "STRIP", 64 * 320)
+    layer = Linear(320, 200, bias=True).to(device)
+    torch.nn.init.normal_(layer.bias)
+    replace_weight(layer, "weight", four_bits("nvfp4", 200, 320).to(device))
+    x = torch.randn(513, 320).to(device)
+    given = Normed(x, x.square().sum(1)[None], 1e-5)
+    kernel = choose(given, layer, Epilogue.NONE)
+    assert isinstance(kernel, Widened)
+    wanted = x / (x.square().mean(1, keepdim=True) + 1e-5).sqrt() @ layer.weight.dense().T
+    torch.testing.assert_close(kernel.linear(given, layer), wanted + layer.bias)
+    assert not isinstance(choose(Normed(x[:512], None, 1e-5), layer, Epilogue.NONE), Widened)
 
 
 @pytest.mark.parametrize("form", ["mxfp4", "nvfp4", "int4 64, zeros"])

@@ -65,7 +65,8 @@ class Layout(ABC):
 
     def holding(self, weight: QuantizedWeight) -> Self | None:
         """This layout, or the like of it that holds what a weight has; None: neither."""
-        return self if weight.format == self.format else None
+        same = weight.format == self.format and weight.divided == self.divided
+        return self if same else None
 
     @abstractmethod
     def shapes(self, shape: Shape) -> tuple[Shape, ...]:

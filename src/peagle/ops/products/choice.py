@@ -10,11 +10,13 @@ from peagle.ops.products.plain import Plain
 from peagle.ops.products.product import Epilogue, Product
 from peagle.ops.products.quantized_activations import QuantizedActivations
 from peagle.ops.products.weight_only import WeightOnly
+from peagle.ops.products.widened import Widened
 from peagle.ops.weight import format_of
 
 KERNELS: tuple[Kernel, ...] = (
     BatchInvariant(),
     QuantizedActivations(),
+    Widened(),
     WeightOnly(),
     FewRows(),
     CuBLAS(),

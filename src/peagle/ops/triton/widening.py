@@ -93,21 +93,22 @@ def e2m1(codes, one, two, three, four, kind: tl.constexpr):
             pack=2,
         )
     else:  # noqa: RET505 (as above)
-        bits = codes.to(tl.int32) & 0xFFFF
-        fourth = (bits << 1) & 0x8000 | (bits >> 3) & 0x0180 | (bits >> 7) & 0x0040
         return (
-            _number(bits, one, kind),
-            _number(bits << 3, two, kind),
-            _number(bits << 6, three, kind),
-            _number(fourth, four, kind),
+            e2m1_at(codes, 0, one).to(kind),
+            e2m1_at(codes, 1, two).to(kind),
+            e2m1_at(codes, 2, three).to(kind),
+            e2m1_at(codes, 3, four).to(kind),
         )
 
 
 @triton.jit
-def _number(bits, power, kind: tl.constexpr):
-    """As above, of one number, and no smaller than it is: not every dtype has room for that."""
-    value = ((bits & 0x81C0) << 16).to(tl.float32, bitcast=True) * SHIFT
-    return (value * power).to(kind)
+def e2m1_at(codes, place: tl.constexpr, scale):
+    """As above, the numbers at one of the four places in float32, and no smaller than they are."""
+    bits = codes.to(tl.int32) & 0xFFFF
+    moved = bits << (3 * place)
+    if place == 3:
+        moved = (bits << 1) & 0x8000 | (bits >> 3) & 0x0180 | (bits >> 7) & 0x0040
+    return ((moved & 0x81C0) << 16).to(tl.float32, bitcast=True) * SHIFT * scale
 
 
 @triton.jit

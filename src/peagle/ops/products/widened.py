@@ -1,0 +1,36 @@
+"""Products of many rows with packed weights: arithmetic takes longer than to widen them first."""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from peagle.ops.linear import Linear
+from peagle.ops.products.cublas import CuBLAS
+from peagle.ops.products.normed import Normed
+from peagle.ops.products.product import Product
+from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.weight import FP8, QuantizedWeight
+
+FEW = 512
+"""Rows up to which weights are widened in registers, again for each tile of rows."""
+STRIP = 1 << 23
+"""Numbers that are widened at a time: 16 bits of each stay in a GPU's cache until they are read."""
+
+
+class Widened(CuBLAS):
+    """Weights of few bits but FP8, which has products of its own, by cuBLAS."""
+
+    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
+        weight = layer.weight
+        packed = isinstance(weight, QuantizedWeight) and weight.format != FP8
+        return packed and product.rows > FEW and has_kernels(x.x)
+
+    def linear(self, x: Normed, layer: Linear) -> Tensor:
+        weight, (outputs, depth) = layer.weight, layer.weight.shape
+        out, step = x.x.new_empty(len(x.x), outputs), max(STRIP // depth, 1)
+        for start in range(0, outputs, step):
+            rows = slice(start, min(start + step, outputs))
+            strip = kernels("widened").widened(weight, rows, x.x.dtype)
+            out[:, rows] = F.linear(x.x, strip)
+        if x.squares is not None:
+            out = (out * x.scale()).to(out.dtype)
+        return out if layer.bias is None else out + layer.bias

@@ -1,0 +1,82 @@
+"""Packed weights widened to the type of their inputs, for products that wait for arithmetic."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from peagle.ops.triton.packed_sums import Packing, factored, first_inputs, operands, words
+from peagle.ops.triton.widening import e2m1_at, powers, scales_e4m3
+from peagle.ops.weight import QuantizedWeight
+
+LINES, STEP = 16, 256
+"""Of the weight, that a program widens."""
+
+
+def widened(weight: QuantizedWeight, rows: slice, dtype: torch.dtype) -> Tensor:
+    """Some outputs of a matrix that is not in FP8, each number rounded once: [outputs, depth]."""
+    depth, count = weight.shape[1], rows.stop - rows.start
+    out = torch.empty(count, depth, dtype=dtype, device=weight.device)
+    grid = triton.cdiv(count, LINES), triton.cdiv(depth, STEP)
+    _widen[grid](
+        *operands(weight),
+        out,
+        rows.start,
+        count,
+        depth,
+        W=Packing.of(weight),
+        LINES=LINES,
+        STEP=STEP,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["first"])
+def _widen(
+    numbers,
+    scales,
+    zeros,
+    factors,
+    out,
+    first,
+    count,
+    depth,
+    W: tl.constexpr,
+    LINES: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    row = tl.program_id(0) * LINES + tl.arange(0, LINES)
+    line = (first + tl.minimum(row, count - 1)).to(tl.int64)
+    start = tl.program_id(1) * STEP
+    place = start // W.together + tl.arange(0, STEP // W.together)
+    width = words(depth, W)
+    numbers_at = numbers + line[:, None] * width + place[None, :]
+    found = tl.load(numbers_at, mask=(place < width)[None, :], other=0)
+    for number in tl.static_range(W.together):
+        at = start + first_inputs(W, STEP) + number * (W.run // W.together)
+        block = tl.minimum(at, depth - 1) // W.wide
+        shared_at = (line // W.high * W.columns)[:, None] + block[None, :]
+        scale = tl.load(scales + shared_at)
+        if W.kind == "mxfp4":
+            value = e2m1_at(found, number, powers(scale, tl.float32))
+        elif W.kind == "nvfp4":
+            value = e2m1_at(found, number, scales_e4m3(scale, tl.float32))
+        else:
+            value = _integer(found, number, zeros + shared_at, W) * scale.to(tl.float32)
+        value = factored(value, factors, line, W)
+        keep = (row < count)[:, None] & (at < depth)[None, :]
+        out_at = out + row.to(tl.int64)[:, None] * depth + at[None, :]
+        tl.store(out_at, value.to(out.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _integer(codes, place: tl.constexpr, zeros_at, W: tl.constexpr):
+    """The numbers at a place of each 16 bits, less their zero points."""
+    if W.kind == "int8":
+        value = ((codes >> (8 * place)) & 0xFF).to(tl.int8).to(tl.float32)
+    else:
+        value = ((codes >> (4 * place)) & 15).to(tl.float32)
+    if not W.zeros:
+        return value - (8.0 if W.kind == "int4" else 0.0)
+    zero = tl.load(zeros_at)
+    return value - (zero.to(tl.int8, bitcast=True) if W.kind == "int8" else zero).to(tl.float32)
