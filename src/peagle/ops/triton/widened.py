@@ -45,15 +45,16 @@ def _widen(
     LINES: tl.constexpr,
     STEP: tl.constexpr,
 ):
+    together: tl.constexpr = W.together
     row = tl.program_id(0) * LINES + tl.arange(0, LINES)
     line = (first + tl.minimum(row, count - 1)).to(tl.int64)
     start = tl.program_id(1) * STEP
-    place = start // W.together + tl.arange(0, STEP // W.together)
+    place = start // together + tl.arange(0, STEP // together)
     width = words(depth, W)
     numbers_at = numbers + line[:, None] * width + place[None, :]
     found = tl.load(numbers_at, mask=(place < width)[None, :], other=0)
-    for number in tl.static_range(W.together):
-        at = start + first_inputs(W, STEP) + number * (W.run // W.together)
+    for number in tl.static_range(together):
+        at = start + first_inputs(W, STEP) + number * (W.run // together)
         block = tl.minimum(at, depth - 1) // W.wide
         shared_at = (line // W.high * W.columns)[:, None] + block[None, :]
         scale = tl.load(scales + shared_at)
@@ -76,7 +77,11 @@ def _integer(codes, place: tl.constexpr, zeros_at, W: tl.constexpr):
         value = ((codes >> (8 * place)) & 0xFF).to(tl.int8).to(tl.float32)
     else:
         value = ((codes >> (4 * place)) & 15).to(tl.float32)
-    if not W.zeros:
-        return value - (8.0 if W.kind == "int4" else 0.0)
-    zero = tl.load(zeros_at)
-    return value - (zero.to(tl.int8, bitcast=True) if W.kind == "int8" else zero).to(tl.float32)
+    if W.zeros:
+        zero = tl.load(zeros_at)
+        if W.kind == "int8":
+            zero = zero.to(tl.int8, bitcast=True)
+        value -= zero.to(tl.float32)
+    elif W.kind == "int4":
+        value -= 8.0
+    return value
