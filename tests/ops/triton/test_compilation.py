@@ -249,13 +249,14 @@ import torch
 from peagle.ops.triton import quantized_product
 
 ROOM = 99 << 10  # of an L4 or an RTX 4090, for one program
-quantized_product.shared_memory = lambda x: ROOM
 ADA = GPUTarget("cuda", 89, 32)
 kinds = {BF16: torch.bfloat16, F32: torch.float32}
-for kind, rows, programs in (
-    *((BF16, 16, 1), (BF16, 64, 1), (BF16, 130, 500)),
-    *((F32, 16, 1), (F32, 64, 500), (F32, 130, 1)),
+for kind, rows, programs, gpu, most in (
+    *((BF16, 16, 1, ADA, ROOM), (BF16, 64, 1, ADA, ROOM), (BF16, 130, 500, ADA, ROOM)),
+    *((F32, 16, 1, ADA, ROOM), (F32, 64, 500, ADA, ROOM), (F32, 130, 1, ADA, ROOM)),
+    *((BF16, 64, 16, HOPPER, 227 << 10), (BF16, 130, 16, HOPPER, 227 << 10)),
 ):
+    quantized_product.shared_memory = lambda x: most
     x = torch.empty(0, dtype=kinds[kind])
     height = quantized_product.height_for(rows, 128, x)
     room = quantized_product.room_of(x, 64 * 128)
@@ -265,9 +266,10 @@ for kind, rows, programs in (
     types |= dict.fromkeys(("x", "bias", "stream", "norm", "out", "scaled"), kind)
     flags = {"W": packing("fp8", 128, 128, 1), "ROWS": height, "GATED": True, "OVERLAP": False}
     needed = compiled(
-        "quantized_product", "_product", types, {**sizes, **off, **flags}, ADA, num_stages=stages
+        "quantized_product", "_product", types, {**sizes, **off, **flags}, gpu, num_stages=stages
     ).metadata.shared
-    assert needed <= ROOM, (kind, rows, stages, needed)
+    assert needed <= most, (kind, rows, stages, needed)
+quantized_product.shared_memory = lambda x: ROOM
 types = dict.fromkeys(("order", "blocks", "count"), "*i32") | {"by_row": F32, "numbers": "*i16"}
 for packed, kind, block in (
     *(("fp8", BF16, 32), ("fp8", BF16, 64), ("fp8", F32, 16)),

@@ -41,6 +41,9 @@ RESIDENT = 3
 """Programs of a multiprocessor at a time."""
 STAGES = 3, 8
 """Fewest and most steps of the depth that are copied or multiplied at once."""
+EXCHANGED = 36 << 10
+"""Bytes of shared memory that threads of the largest program pass widened numbers and sums through,
+beside the steps."""
 CONVERTS_E4M3 = (8, 9)
 """The first compute capability that does."""
 AHEAD = tl.constexpr(4)
@@ -152,6 +155,7 @@ def stages_for(programs: int, step_bytes: int, room: int, processors: int) -> in
     """
     together = min(triton.cdiv(programs, processors), RESIDENT)
     fewest, most = STAGES
+    most = min(most, (room - EXCHANGED) // step_bytes)
     wanted = min(max(room // together // step_bytes, fewest), most)
     return stages_that_fit(wanted, step_bytes, room)
 
