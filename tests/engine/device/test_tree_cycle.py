@@ -143,6 +143,7 @@ def test_more_drafts_are_accepted(
         "gpt_oss",
         "gemma4",
         "gemma4_moe",
+        "gemma3",
         "ministral3",
         "phi3",
         "smollm3",
