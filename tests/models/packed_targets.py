@@ -14,7 +14,7 @@ from peagle.models.formats import fp4
 from peagle.models.formats.fp8 import Fp8
 from peagle.models.formats.integers import AWQ_ORDER, Awq, Compressed, Gptq, Integers
 from peagle.models.formats.layout import Layout, Part
-from peagle.ops.weight import FP8, QuantizedWeight
+from peagle.ops.weight import FP8, INT4, INT8, QuantizedWeight
 from peagle.ops.weight.fp4 import POSITIVE
 
 Settings = dict[str, Any]
@@ -77,28 +77,28 @@ def by_layer(name: str) -> Layout | None:
     return fp4.COMPRESSED if first else channels
 
 
-INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+GROUPS_OF_32 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 FLOAT4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 CHANNELS = {"num_bits": 8, "type": "float", "strategy": "channel"}
 NVFP4 = "nvfp4-pack-quantized"
 FORMS = {
     "int4": Form(
-        compressed("pack-quantized", of_group(["Linear"], "pack-quantized", **INT4)),
-        linear(Compressed(4, 32)),
+        compressed("pack-quantized", of_group(["Linear"], "pack-quantized", **GROUPS_OF_32)),
+        linear(Compressed(INT4, 32)),
     ),
     "int4, asymmetric": Form(
         compressed(
             "pack-quantized",
-            of_group(["Linear"], "pack-quantized", **{**INT4, "symmetric": False}),
+            of_group(["Linear"], "pack-quantized", **{**GROUPS_OF_32, "symmetric": False}),
         ),
-        linear(Compressed(4, 32, True)),
+        linear(Compressed(INT4, 32, True)),
     ),
     "int8": Form(
         compressed(
             "int-quantized",
             of_group(["Linear"], "int-quantized", num_bits=8, type="int", strategy="channel"),
         ),
-        linear(Compressed(8, words=False)),
+        linear(Compressed(INT8, words=False)),
     ),
     "nvfp4 of compressed-tensors": Form(
         compressed(NVFP4, of_group(["Linear"], NVFP4, **FLOAT4)), linear(fp4.COMPRESSED)
@@ -143,11 +143,11 @@ FORMS = {
             "version": "gemm",
             "modules_to_not_convert": None,
         },
-        linear(Awq(4, 32)),
+        linear(Awq(INT4, 32)),
     ),
     "gptq": Form(
         {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False},
-        linear(Gptq(4, 32)),
+        linear(Gptq(INT4, 32)),
     ),
     "gptq, version 2": Form(
         {
@@ -158,7 +158,7 @@ FORMS = {
             "desc_act": False,
             "checkpoint_format": "gptq_v2",
         },
-        linear(Gptq(4, 32, True, less=0)),
+        linear(Gptq(INT4, 32, True, less=0)),
     ),
 }
 

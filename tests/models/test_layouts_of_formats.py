@@ -11,24 +11,24 @@ from peagle.models.formats import fp4
 from peagle.models.formats.integers import Awq, Compressed, Gptq
 from peagle.models.formats.layout import Layout, PackedRule
 from peagle.models.weights import TensorRule
-from peagle.ops.weight import QuantizedWeight
+from peagle.ops.weight import INT4, INT8, QuantizedWeight
 
 WRITTEN = load_file(Path(__file__).parent / "formats.safetensors")
 LAYOUTS: dict[str, Layout] = {
-    "int4": Compressed(4, 128),
-    "int4_32": Compressed(4, 32),
-    "int4_64_asym": Compressed(4, 64),
-    "int4_channel": Compressed(4),
-    "int8_packed": Compressed(8, 128),
-    "int8_packed_asym": Compressed(8),
-    "int8": Compressed(8),
+    "int4": Compressed(INT4, 128),
+    "int4_32": Compressed(INT4, 32),
+    "int4_64_asym": Compressed(INT4, 64),
+    "int4_channel": Compressed(INT4),
+    "int8_packed": Compressed(INT8, 128),
+    "int8_packed_asym": Compressed(INT8),
+    "int8": Compressed(INT8),
     "nvfp4_compressed": fp4.COMPRESSED,
     "mxfp4_compressed": fp4.COMPRESSED_MXFP4,
     "nvfp4_modelopt": fp4.MODELOPT,
-    "awq": Awq(4, 64),
-    "gptq": Gptq(4, 64),
-    "gptq_v2": Gptq(4, 32, True, less=0),
-    "gptq_8": Gptq(8, 64),
+    "awq": Awq(INT4, 64),
+    "gptq": Gptq(INT4, 64),
+    "gptq_v2": Gptq(INT4, 32, True, less=0),
+    "gptq_8": Gptq(INT8, 64),
 }
 
 

@@ -456,10 +456,20 @@ SETTINGS: list[tuple[Settings, str]] = [
     ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight blocks of \[128\]"),
     ({"quant_method": "fp8", "weight_block_size": [0, 128]}, r"weight blocks of \[0, 128\]"),
     (compressed("group", group_size=64), r"of 8-bit float \(group 64\) are not supported"),
-    (of_integers(3), r"3-bit weights \(groups of 128\) are not supported: 4 or 8 bits, groups of"),
-    (of_integers(group_size=48), r"4-bit weights \(groups of 48\) are not supported"),
+    (of_integers(3), "3-bit weights are not supported, only of 4 and 8 bits"),
+    (
+        of_integers(group_size=48),
+        "weights in groups of 48 are not supported: groups of 32, 64",
+    ),
     (of_integers(actorder="group"), r"inputs are in the order of their groups \(actorder group\)"),
     ({**compressed("tensor"), "config_groups": 3}, "has 3 where settings belong"),
+    (
+        {
+            **compressed("tensor"),
+            "config_groups": {"a": {**of_group("tensor"), "targets": ["re:*"]}},
+        },
+        r"targets \('re:\*',\): nothing to repeat|multiple repeat",
+    ),
     (
         {**compressed("tensor"), "transform_config": {"config_groups": {"R1": {}}}},
         r"its weights are rotated \(transform_config\); peagle applies no transforms; vLLM does",

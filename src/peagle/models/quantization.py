@@ -19,7 +19,7 @@ from peagle.models.formats.fp8 import Fp8
 from peagle.models.formats.integers import Awq, Compressed, Gptq
 from peagle.models.formats.layout import Layout, PackedRule, stem
 from peagle.models.weights import TensorRule, about, read_json
-from peagle.ops.weight import Weight
+from peagle.ops.weight import INT4, INT8, Format, Weight
 
 Values = Mapping[str, Any]
 SUPPORTED = (
@@ -158,7 +158,7 @@ def read_quantization(directory: Path) -> Quantization:
         if not given:
             raise
         other = Quantization()
-    if given and other != found:
+    if given and set(other.groups) != set(found.groups):
         warnings.warn(
             f"{directory}: config.json and {BESIDE} say different things of its weights; its "
             "tensors say which are in which format",
@@ -194,26 +194,6 @@ def _fp8(given: Values) -> list[Group]:
     return [Group(Fp8(scales, "block", _block(block), dynamic_activations=dynamic))]
 
 
-PRESETS: dict[str, Values] = {
-    "W4A16": {"num_bits": 4, "type": "int", "group_size": 128},
-    "W4A16_ASYM": {"num_bits": 4, "type": "int", "group_size": 128, "symmetric": False},
-    "W8A16": {"num_bits": 8, "type": "int", "group_size": 128},
-    "NVFP4A16": {"num_bits": 4, "type": "float", "group_size": 16},
-    "NVFP4": {"num_bits": 4, "type": "float", "group_size": 16},
-    "MXFP4A16": {"num_bits": 4, "type": "float", "group_size": 32},
-    "FP8": {"num_bits": 8, "type": "float", "strategy": "tensor"},
-    "FP8_DYNAMIC": {"num_bits": 8, "type": "float", "strategy": "channel"},
-    "FP8_BLOCK": {
-        "num_bits": 8,
-        "type": "float",
-        "strategy": "block",
-        "block_structure": [128, 128],
-    },
-}
-"""compressed-tensors' schemes that a group may name in place of saying what they are."""
-DYNAMIC = ("FP8_DYNAMIC", "FP8_BLOCK")
-
-
 def _compressed_tensors(given: Values) -> list[Group]:
     if given.get("transform_config"):
         raise InputError(
@@ -222,12 +202,13 @@ def _compressed_tensors(given: Values) -> list[Group]:
     if _mapping(given.get("sparsity_config") or {}).get("format", "dense") != "dense":
         raise InputError("sparse weights (sparsity_config) are not supported")
     groups = []
-    for name, group in _mapping(given.get("config_groups")).items():
-        if name in PRESETS:
-            inputs = {"dynamic": name in DYNAMIC}
-            group = {"targets": group, "weights": PRESETS[name], "input_activations": inputs}
+    for group in _mapping(given.get("config_groups")).values():
         if _mapping(group).get("weights"):
             targets = tuple(map(str, group.get("targets") or ()))
+            try:
+                _ = [re.compile(target[3:]) for target in targets if target.startswith("re:")]
+            except re.error as error:
+                raise InputError(f"quantization_config's targets {targets}: {error}") from None
             groups.append(Group(_of_group({"format": given.get("format"), **group}), targets))
     return [*groups, Group(fp4.COMPRESSED), Group(Fp8(("weight_scale",), "channel"))]
 
@@ -244,7 +225,7 @@ def _of_group(group: Values) -> Layout:
         return Fp8(("weight_scale",), "block", blocks, dynamic_activations=dynamic)
     if (bits, kind) == (4, "float") and size in (16, 32):
         return fp4.COMPRESSED if size == 16 else fp4.COMPRESSED_MXFP4
-    if kind != "int" or not isinstance(bits, int) or strategy in ("block", "tensor_group"):
+    if kind != "int" or strategy in ("block", "tensor_group"):
         raise InputError(
             f"compressed-tensors of {bits}-bit {kind} ({strategy} {size}) are not supported; "
             f"{SUPPORTED}"
@@ -255,7 +236,8 @@ def _of_group(group: Values) -> Layout:
             '"weight"; vLLM 0.33 refuses it, too'
         )
     words = group.get("format") not in ("int-quantized", "naive-quantized")
-    return Compressed(bits, None if strategy in ("channel", "tensor") else size, words=words)
+    group_size = None if strategy in ("channel", "tensor") else _group_size(size)
+    return Compressed(_integers(bits), group_size, words=words)
 
 
 ALGORITHMS: dict[str, Layout] = {
@@ -279,21 +261,20 @@ def _modelopt(given: Values) -> list[Group]:
     if refused:
         why = STOPS[".pre_quant_scale"] if "AWQ" in refused[0] else SUPPORTED
         raise InputError(f"modelopt's quant_algo {refused[0]} is not supported; {why}")
-    others = {ALGORITHMS[name] for name in algorithms} - {fp4.MODELOPT} or {Fp8()}
-    return [Group(fp4.MODELOPT), *map(Group, others)]  # what tells of FP8, NVFP4 has, too
+    # NVFP4 first: what tells of FP8, it has, too
+    named = dict.fromkeys((fp4.MODELOPT, *(ALGORITHMS[name] for name in sorted(algorithms))))
+    return [Group(layout) for layout in (named if len(named) > 1 else (*named, Fp8()))]
 
 
 def _awq(given: Values) -> list[Group]:
     version = str(given.get("version", "gemm")).lower()
     if version != "gemm":
         raise InputError(f"AWQ of version {version} is not supported, only gemm")
-    bits, size = (given.get(key, given.get(old)) for key, old in OLDER_AWQ)
+    older = {"bits": given.get("w_bit"), "group_size": given.get("q_group_size")}
+    bits, size = ({**older, **given}[key] for key in older)
     if bits != 4:
         raise InputError(f"AWQ of {bits} bits is not supported, only of 4")
-    return [Group(Awq(4, _group_size(size)))]
-
-
-OLDER_AWQ = (("bits", "w_bit"), ("group_size", "q_group_size"))
+    return [Group(Awq(INT4, _group_size(size)))]
 
 
 def _gptq(given: Values) -> list[Group]:
@@ -305,10 +286,8 @@ def _gptq(given: Values) -> list[Group]:
         )
     if given.get("dynamic"):
         raise InputError("GPTQ with rules for single modules (dynamic) is not supported")
-    bits, size = given.get("bits"), _group_size(given.get("group_size"))
-    if not isinstance(bits, int):
-        raise InputError(f"GPTQ of {bits} bits is not supported; {SUPPORTED}")
-    return [Group(Gptq(bits, size, not symmetric, less=0 if newer else 1))]
+    form, size = _integers(given.get("bits")), _group_size(given.get("group_size"))
+    return [Group(Gptq(form, size, not symmetric, less=0 if newer else 1))]
 
 
 def _auto_round(given: Values) -> list[Group]:
@@ -331,9 +310,20 @@ READERS = {
 }
 
 
+def _integers(bits: Any) -> Format:
+    """Integers of so many bits."""
+    if bits not in (4, 8):
+        raise InputError(f"{bits}-bit weights are not supported, only of 4 and 8 bits; vLLM serves")
+    return INT4 if bits == 4 else INT8
+
+
 def _group_size(given: Any) -> int | None:
     """Inputs of a group; None, in files -1: all of an output."""
-    return None if given in (None, -1) else int(given)
+    if given in (None, -1):
+        return None
+    if not isinstance(given, int) or given < 1:
+        raise InputError(f"weights in groups of {given!r} are not supported")
+    return given
 
 
 def _block(given: Any) -> tuple[int, int]:

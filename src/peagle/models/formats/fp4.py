@@ -17,32 +17,19 @@ from peagle.ops.weight.fp4 import FP4
 class Fp4(Layout):
     """An output's numbers in a row of bytes; of NVFP4 also a factor for the whole weight."""
 
-    kind: FP4
+    format: FP4
     names: tuple[str, ...]
     """Ends of numbers, scales, and a factor where there is one."""
     tells: str
     """The end that no other layout has."""
     by_block: bool = False
     """Whether bytes are [blocks, 16], not in a row."""
-    divides: bool = False
-    """Whether the factor divides."""
+    divided: bool = False
 
     @property
-    def format(self) -> FP4:
-        return self.kind
-
-    @property
-    def divided(self) -> bool:
-        return self.divides
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        return self.names
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype | None, ...]:
-        scales = torch.uint8 if self.kind == MXFP4 else E4M3
-        return (torch.uint8, scales, FLOATING)[: len(self.names)]
+    def dtypes(self) -> dict[str, torch.dtype | None]:
+        scales = torch.uint8 if self.format == MXFP4 else E4M3
+        return dict(zip(self.names, (torch.uint8, scales, FLOATING), strict=False))
 
     def stored(self, name: str, names: Container[str]) -> "Fp4 | None":
         if name + self.tells not in names:
@@ -52,7 +39,7 @@ class Fp4(Layout):
         return self
 
     def shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        (*leading, depth), block = shape, self.kind.block
+        (*leading, depth), block = shape, self.format.block
         if depth % block:
             raise InputError(
                 f"has {depth} inputs by config.json; {self.label} packs them in whole blocks of "
@@ -66,7 +53,7 @@ class Fp4(Layout):
         return torch.float32.itemsize * outputs if len(self.names) == 3 else 0
 
     def block(self, depth: int, sizes: Sequence[int]) -> tuple[int, int]:
-        return 1, self.kind.block
+        return 1, self.format.block
 
     def read(self, tensors: Sequence[Tensor], block: tuple[int, int]) -> Part:
         numbers, scales, *factor = tensors
@@ -78,11 +65,11 @@ class Fp4(Layout):
         return Part(packed, scales, factors=factor[0].float().reshape(1).expand(len(scales)))
 
     def written(self, part: Part, block: tuple[int, int]) -> Sequence[Tensor]:
-        half = self.kind.block // 2
+        half = self.format.block // 2
         packed = part.packed.unflatten(-1, (-1, half)) if self.by_block else part.packed
         if part.factors is None:
             return packed, part.scales
-        return packed, part.scales, part.factors[:1].reshape((1,) if self.divides else ())
+        return packed, part.scales, part.factors[:1].reshape((1,) if self.divided else ())
 
 
 GPT_OSS = Fp4(MXFP4, ("_blocks", "_scales"), "_blocks", by_block=True)
@@ -91,6 +78,6 @@ COMPRESSED = Fp4(
     NVFP4,
     ("weight_packed", "weight_scale", "weight_global_scale"),
     "weight_global_scale",
-    divides=True,
+    divided=True,
 )
 COMPRESSED_MXFP4 = Fp4(MXFP4, ("weight_packed", "weight_scale"), "weight_packed")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from peagle.ops.weight import E4M3, FP8, Format
 class Fp8(Layout):
     """Numbers under the weight's own name, scales under one of some others."""
 
+    format: Format = field(default=FP8, kw_only=True)
+    dynamic_activations: bool = field(default=False, kw_only=True)
     scales: tuple[str, ...] = ("weight_scale",)
     """What the scales may be called, written as the first."""
     strategy: str = "tensor"
@@ -25,16 +27,8 @@ class Fp8(Layout):
     """Outputs and inputs of a block, where blocks share scales."""
 
     @property
-    def format(self) -> Format:
-        return FP8
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        return "weight", self.scales[0]
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype | None, ...]:
-        return E4M3, FLOATING
+    def dtypes(self) -> dict[str, torch.dtype | None]:
+        return {"weight": E4M3, self.scales[0]: FLOATING}
 
     def stored(self, name: str, names: Container[str]) -> "Fp8 | None":
         found = (scale for scale in self.scales if name + scale in names)

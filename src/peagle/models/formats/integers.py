@@ -14,7 +14,7 @@ from torch import Tensor
 from peagle.errors import InputError
 from peagle.models.formats.layout import FLOATING, Layout, Part
 from peagle.models.weights import Shape
-from peagle.ops.weight import INT4, INT8, Format, QuantizedWeight
+from peagle.ops.weight import Format, QuantizedWeight
 from peagle.ops.weight.integers import MIDDLE, RUN
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -27,25 +27,24 @@ SIGN = 0x80
 class Integers(Layout):
     """Codes in groups of inputs that share a scale, and maybe a code that stands for 0."""
 
-    bits: int = 4
+    format: Format
     group: int | None = None
     """Inputs of a group; None: all of an output."""
     zeros: bool = False
     """Whether groups have zero points."""
-    ordered: bool = field(default=False, kw_only=True)
-    """Whether the file says of which group each input is."""
 
     def __post_init__(self) -> None:
         group = self.group
-        if self.bits not in (4, 8) or not (group in (None, 32, 64) or (group and group % RUN == 0)):
+        if group not in (None, 32, 64) and group % RUN:
             raise InputError(
-                f"{self.bits}-bit weights (groups of {group}) are not supported: 4 or 8 bits, "
-                "groups of 32, 64, 128 or one for each output"
+                f"weights in groups of {group} are not supported: groups of 32, 64, 128 or one for "
+                "each output"
             )
 
     @property
-    def format(self) -> Format:
-        return INT4 if self.bits == 4 else INT8
+    def bits(self) -> int:
+        """Of a code."""
+        return self.format.bits
 
     @property
     def scale_bytes(self) -> int:
@@ -83,15 +82,6 @@ class Integers(Layout):
     def others(self, outputs: int, scales: int) -> int:
         return scales * self.zeros
 
-    def check_order(self, groups: Tensor) -> None:
-        """Raise `InputError` for inputs that are not in the order of their groups."""
-        own = torch.arange(len(groups), device=groups.device) // (self.group or len(groups))
-        if not torch.equal(groups.to(own.dtype), own):
-            raise InputError(
-                "inputs are in the order of their groups (g_idx); re-quantise with desc_act false "
-                '(actorder "weight"); vLLM 0.33 refuses it, too'
-            )
-
 
 @dataclass(frozen=True)
 class Compressed(Integers):
@@ -100,25 +90,19 @@ class Compressed(Integers):
     words: bool = True
 
     @property
-    def ends(self) -> tuple[str, ...]:
-        zeros = ("weight_zero_point",) * self.zeros
-        order = ("weight_g_idx",) * self.ordered
-        if not self.words:
-            return ("weight", "weight_scale", *zeros)
-        return ("weight_packed", "weight_scale", "weight_shape", *zeros, *order)
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype | None, ...]:
+    def dtypes(self) -> dict[str, torch.dtype | None]:
         word = torch.int32 if self.words else torch.int8
-        others = (torch.int64,) * self.words + (word,) * self.zeros + (torch.int32,) * self.ordered
-        return (word, FLOATING, *others)
+        zeros: dict[str, torch.dtype | None] = {"weight_zero_point": word} if self.zeros else {}
+        if not self.words:
+            return {"weight": word, "weight_scale": FLOATING, **zeros}
+        shape = {"weight_shape": torch.int64}
+        return {"weight_packed": word, "weight_scale": FLOATING, **shape, **zeros}
 
     def stored(self, name: str, names: Container[str]) -> "Compressed | None":
         words = f"{name}weight_shape" in names
         if not words and (self.bits == 4 or f"{name}weight_scale" not in names):
             return None
-        zeros, ordered = f"{name}weight_zero_point" in names, f"{name}weight_g_idx" in names
-        return replace(self, words=words, zeros=zeros, ordered=ordered)
+        return replace(self, words=words, zeros=f"{name}weight_zero_point" in names)
 
     def tensors(self, outputs: int, depth: int, groups: int, together: int) -> dict[str, Shape]:
         scales = outputs, groups
@@ -128,7 +112,6 @@ class Compressed(Integers):
             "weight_scale": scales,
             "weight_shape": (2,),
             "weight_zero_point": (-(-outputs // together), groups) if self.words else scales,
-            "weight_g_idx": (depth,),
         }
 
     def read(self, tensors: Sequence[Tensor], block: tuple[int, int]) -> Part:
@@ -138,8 +121,6 @@ class Compressed(Integers):
         if not self.words:
             zeros = None if zeros is None else zeros.view(torch.uint8)
             return Part(numbers.view(torch.uint8), scales, zeros)
-        if self.ordered:
-            self.check_order(given["weight_g_idx"])
         if zeros is not None:  # packed along outputs
             zeros = self.coded(self.in_words(zeros.mT)[:, : len(scales)].mT)
         return Part(self.coded(numbers.contiguous().view(torch.uint8)), scales, zeros)
@@ -156,10 +137,6 @@ class Compressed(Integers):
             codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % (32 // self.bits)))
             words = self.format.packed(codes).flatten().view(torch.int32)
             written.append(words.view(len(codes), -1).mT)
-        if self.ordered:
-            depth = int(shape[1])
-            order = torch.arange(depth, dtype=torch.int32) // (self.group or depth)
-            written.append(order)
         return written
 
 
@@ -170,12 +147,8 @@ class Awq(Integers):
     zeros: bool = True
 
     @property
-    def ends(self) -> tuple[str, ...]:
-        return "qweight", "scales", "qzeros"
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype | None, ...]:
-        return torch.int32, FLOATING, torch.int32
+    def dtypes(self) -> dict[str, torch.dtype | None]:
+        return {"qweight": torch.int32, "scales": FLOATING, "qzeros": torch.int32}
 
     def stored(self, name: str, names: Container[str]) -> "Awq | None":
         return self if f"{name}qweight" in names else None
@@ -201,14 +174,13 @@ class Gptq(Integers):
     """False: all zero points are the middle."""
     less: int = 1
     """What files subtract from zero points: 0 in version 2."""
+    ordered: bool = field(default=False, kw_only=True)
+    """Whether the file says of which group each input is."""
 
     @property
-    def ends(self) -> tuple[str, ...]:
-        return ("qweight", "scales", "qzeros", *("g_idx",) * self.ordered)
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype | None, ...]:
-        return torch.int32, FLOATING, torch.int32, *(torch.int32,) * self.ordered
+    def dtypes(self) -> dict[str, torch.dtype | None]:
+        order = {"g_idx": torch.int32} if self.ordered else {}
+        return {"qweight": torch.int32, "scales": FLOATING, "qzeros": torch.int32, **order}
 
     def stored(self, name: str, names: Container[str]) -> "Gptq | None":
         found = f"{name}qweight" in names
@@ -231,6 +203,15 @@ class Gptq(Integers):
             raise InputError("quantization_config says sym, and there are other zero points")
         packed = self.coded(numbers.mT.contiguous().view(torch.uint8))
         return Part(packed, scales.mT, self.coded(codes).mT if self.zeros else None)
+
+    def check_order(self, groups: Tensor) -> None:
+        """Raise `InputError` for inputs that are not in the order of their groups."""
+        own = torch.arange(len(groups), device=groups.device) // (self.group or len(groups))
+        if not torch.equal(groups.to(own.dtype), own):
+            raise InputError(
+                "inputs are in the order of their groups (g_idx); re-quantise with desc_act false "
+                '(actorder "weight"); vLLM 0.33 refuses it, too'
+            )
 
     def written(self, part: Part, block: tuple[int, int]) -> Sequence[Tensor]:
         raise InputError("weights are not written in GPTQ's layout")

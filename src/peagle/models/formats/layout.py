@@ -26,18 +26,15 @@ class Part:
     factors: Tensor | None = None
 
 
-@dataclass(frozen=True)
 class Layout(ABC):
     """How a file holds weights of a format: a weight X in tensors that are called X and an end."""
 
-    dynamic_activations: bool = field(default=False, kw_only=True)
+    format: Format
+    divided: bool = False
+    """Whether a file's factors divide scales."""
+    dynamic_activations: bool = False
     """Whether it was made for inputs that are rounded to FP8 too, with scales found as they come:
     one for each row and block of inputs, or for each row."""
-
-    @property
-    @abstractmethod
-    def format(self) -> Format:
-        """Of the weights."""
 
     @property
     def label(self) -> str:
@@ -45,19 +42,10 @@ class Layout(ABC):
         return self.format.name.upper()
 
     @property
-    def divided(self) -> bool:
-        """Whether a file's factors divide scales."""
-        return False
-
-    @property
     def scale_bytes(self) -> int:
         """Bytes of a scale in memory."""
-        return self.dtypes[1].itemsize if self.dtypes[1] else torch.float32.itemsize
-
-    @property
-    @abstractmethod
-    def ends(self) -> tuple[str, ...]:
-        """Ends of the tensors' names: numbers, scales, and the rest."""
+        dtype = self.dtypes[self.ends[1]]
+        return torch.float32.itemsize if dtype is None else dtype.itemsize
 
     @abstractmethod
     def stored(self, name: str, names: Container[str]) -> Self | None:
@@ -74,12 +62,18 @@ class Layout(ABC):
 
     @property
     @abstractmethod
-    def dtypes(self) -> tuple[torch.dtype | None, ...]:
-        """Of the tensors; `FLOATING`: any of 16 bits or more."""
+    def dtypes(self) -> dict[str, torch.dtype | None]:
+        """The tensors' types by the ends of their names: of numbers, of scales, and of the rest;
+        `FLOATING`: any of 16 bits or more."""
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Ends of the tensors' names."""
+        return tuple(self.dtypes)
 
     def unfit(self, end: str, tensor: Tensor, expected: Shape) -> str | None:
         """What is wrong with a tensor; None: nothing."""
-        wanted = self.dtypes[self.ends.index(end)]
+        wanted = self.dtypes[end]
         if wanted is FLOATING and not tensor.is_floating_point():
             return f"is {tensor.dtype}; scales are floating-point numbers"
         if wanted is not FLOATING and tensor.dtype != wanted:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -154,18 +155,10 @@ class QuantizedWeight(nn.Module):
 
     def __getitem__(self, index: int) -> "QuantizedWeight":
         """One expert's, of the same memory."""
-        zeros, factors = self.zeros, self.factors
-        return QuantizedWeight(
-            self.format,
-            self.shape[1:],
-            self.numbers[index],
-            self.scales[index],
-            self.block,
-            None if zeros is None else zeros[index],
-            None if factors is None else factors[index],
-            self.divided,
-            self.dynamic_activations,
-        )
+        own = copy(self)
+        own._buffers = {name: x if x is None else x[index] for name, x in self._buffers.items()}
+        own.shape = self.shape[1:]
+        return own
 
     @property
     def device(self) -> torch.device:
