@@ -14,6 +14,7 @@ from peagle.config import SamplingParams
 from peagle.engine.engine import EngineDeadError
 from peagle.live_request import ChatTurn, Prepared
 from peagle.llm import LLM, Prompt
+from peagle.preparation import Kind, Preparation, kind_of
 
 SHORT_PROMPT = 4096
 """Below this many characters or tokens, encoding takes less time than switching threads."""
@@ -46,6 +47,8 @@ class AsyncLLM:
 
     def __init__(self, load: Callable[[], LLM]) -> None:
         self._asked: queue.SimpleQueue[_Stream | None] = queue.SimpleQueue()
+        self.preparation = Preparation()
+        """Where requests are made ready."""
         self._closing = threading.Lock()
         self._closed = False
         self._streams: dict[str, _Stream] = {}
@@ -93,11 +96,12 @@ class AsyncLLM:
         Raises `InputError` as `LLM.prepare` does, and `EngineClosedError` where the engine ends
         meanwhile.
         """
-        free = params.structured_outputs is None and (chat is None or chat.use is None)
-        if len(prompt) < SHORT_PROMPT and free:
+        bound = params.structured_outputs is not None or (chat is not None and chat.use is not None)
+        if len(prompt) < SHORT_PROMPT and not bound and not params.bad_words:
             return self.llm.prepare(prompt, params, chat)
+        kind: Kind = "form" if bound else kind_of(len(prompt))
         try:
-            return await asyncio.to_thread(self.llm.prepare, prompt, params, chat)
+            return await self.preparation.run(kind, self.llm.prepare, prompt, params, chat)
         except EngineDeadError:  # it was to compile a form
             raise EngineClosedError(failed=self.failed or not self._closed) from None
 

@@ -27,12 +27,14 @@ class ConfigError(InputError):
 
 class ContextLengthError(InputError):
     """A prompt leaves no room. Programs recognise the words, Anthropic's clients the first of
-    them and OpenAI's those in the middle, and shorten the conversation."""
+    them and OpenAI's those in the middle, and shorten the conversation. how_sure: said before the
+    number of tokens."""
 
-    def __init__(self, tokens: int, most: int) -> None:
+    def __init__(self, tokens: int, most: int, how_sure: str = "") -> None:
         super().__init__(
-            f"prompt is too long: {tokens} tokens > {most - 1}; this model's maximum context "
-            f"length is {most} tokens, output included; shorten the prompt or raise max_model_len"
+            f"prompt is too long: {how_sure}{tokens} tokens > {most - 1}; this model's maximum "
+            f"context length is {most} tokens, output included; shorten the prompt or raise "
+            "max_model_len"
         )
 
 

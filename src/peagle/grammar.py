@@ -8,19 +8,16 @@ import functools
 import json
 import re
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-from torch import Tensor
-
 from peagle.config import StructuredOutputs
 from peagle.errors import InputError, lacking
+from peagle.sandbox import SANDBOX
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance import LLMatcher, LLParserLimits
 
 T = TypeVar("T")
 STACK = 1 << 30
@@ -40,12 +37,11 @@ UNFIT = {"NoExtensionBias": "no text fits"}
 """llguidance's word for it, in ours."""
 FORM = "structured outputs:"
 """How it is told that a request's form is at fault."""
-NO_TOKEN = f"{FORM} what has to come next is no token of the target"
-GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+GBNF = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)
 """A rule as only GBNF writes it."""
 UNESCAPED = re.compile(r"\\.|/", re.DOTALL)
 """A slash, or an escaped character, which may be one."""
-STRUCTURE = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|[()|]", re.DOTALL)
+STRUCTURE = re.compile(r"\\.|\[(?:\\.|[^\]\\])*(?:\]|\Z)|[()|]", re.DOTALL)
 """What a regex may have a bar in, what groups it, and a bar."""
 ENDS = re.compile(r"(?:[^\\]|\\.)*\$", re.DOTALL)
 """A regex whose last letter stands for the end."""
@@ -54,65 +50,12 @@ QUOTED = re.compile(r'"(?:[^"\\\n]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"')
 
 
 @contextlib.contextmanager
-def _importing() -> Iterator[None]:
+def importing() -> Iterator[None]:
     """Raises `InputError` where the block's import finds no llguidance."""
     try:
         yield
     except ModuleNotFoundError:
         raise InputError(lacking("structured outputs need llguidance", "structured")) from None
-
-
-class GrammarCompiler:
-    """Compiles grammars for one tokenizer; safe to call from several threads."""
-
-    def __init__(self, tokenizer: Any, vocab_size: int, end_tokens: Sequence[int]) -> None:
-        with _importing():
-            import llguidance.hf
-        if not end_tokens:
-            raise InputError("structured outputs need a target that names its end of text")
-        ends, size = list(end_tokens), max(vocab_size, len(tokenizer))
-        self._vocab_size = vocab_size
-        try:
-            self._tokenizer: LLTokenizer = llguidance.hf.from_tokenizer(tokenizer, size, ends)
-        except ValueError as error:
-            raise InputError(f"structured outputs: not with this tokenizer: {error}") from None
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._keeping = threading.Lock()
-
-    def compile(self, wanted: StructuredOutputs) -> "GrammarConstraint":
-        """Make the constraint of one sequence. Raises `InputError` for a grammar that is wrong,
-        unsupported or too complex, or that no text fits.
-
-        The latest `KEPT` are compiled once: an agent sends the same tools at every turn. They are
-        told apart by their JSON, since to Python `true` equals 1, and properties have no order.
-        """
-        written = wanted.model_dump_json()
-        with self._keeping:
-            matcher = self._kept.pop(written, None)
-        if matcher is None:
-            matcher = self._compiled(wanted)
-        with self._keeping:
-            self._kept[written] = matcher
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        return GrammarConstraint(matcher, self._vocab_size)
-
-    def _compiled(self, wanted: StructuredOutputs) -> "LLMatcher":
-        try:
-            matcher = on_large_stack(lambda: self._matcher(wanted))
-        except ValueError as error:
-            raise InputError(f"structured outputs: {error}") from None
-        if matcher.is_error():
-            raise InputError(_complaint(matcher))
-        return matcher
-
-    def _matcher(self, wanted: StructuredOutputs) -> "LLMatcher":
-        from llguidance import LLMatcher
-
-        matcher = LLMatcher(self._tokenizer, _grammar(wanted), log_level=0, limits=_limits())
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # finds out whether any text fits
-        return matcher
 
 
 def refuse_added_tokens(wanted: StructuredOutputs, added: Iterable[str]) -> None:
@@ -134,13 +77,13 @@ def complaint_about(schema: dict[str, Any]) -> str | None:
 
     Raises `InputError` without the extra `structured`.
     """
-    with _importing():
+    with importing():
         from llguidance import LLMatcher
     try:
         grammar = LLMatcher.grammar_from_json_schema(schema)
     except ValueError as error:
         return str(error)
-    wrong, told = LLMatcher.validate_grammar_with_warnings(grammar, limits=_limits())
+    wrong, told = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
     return told[0] if wrong else None
 
 
@@ -148,9 +91,33 @@ def complaint_about(schema: dict[str, Any]) -> str | None:
 def lark_pattern(pattern: str) -> str | None:
     """A JSON schema's pattern, which need not fit from the beginning to the end, as one that must.
 
-    None for one that no grammar can keep. Raises `InputError` without the extra `structured`.
+    None for one that no grammar can keep. Raises `InputError` without the extra `structured`, and
+    for one that is too complex.
     """
-    with _importing():
+    return SANDBOX.call(whole_pattern, pattern)
+
+
+@functools.lru_cache(KEPT)
+def refuse_costly(form: str) -> None:
+    """Raise `InputError` for a form, in JSON, that takes too long to compile or too much memory.
+
+    What else is wrong with it, its compiler says.
+    """
+    SANDBOX.call(try_form, form)
+
+
+def try_form(form: str) -> None:
+    """Compile a form, whatever the tokenizer, and forget it."""
+    with importing():
+        from llguidance import LLMatcher
+    with contextlib.suppress(ValueError):
+        grammar = source_of(StructuredOutputs(**json.loads(form)))
+        LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
+
+
+def whole_pattern(pattern: str) -> str | None:
+    """As `lark_pattern`, whatever it takes."""
+    with importing():
         from llguidance import LLMatcher, regex_to_lark
     either = "|".join(map(_whole_text, _alternatives(pattern)))
     found = f"/{regex_to_lark(either, 'dw')}/"
@@ -177,7 +144,8 @@ def _whole_text(pattern: str) -> str:
     return f"{'' if head else anything}(?:{core}){'' if tail else anything}"
 
 
-def _limits() -> "LLParserLimits":
+def limits() -> "LLParserLimits":
+    """What llguidance may use for one grammar."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(step_max_items=STEP_ITEMS, initial_lexer_fuel=LEXER_FUEL)
@@ -212,7 +180,7 @@ def _named(schema: Any) -> Iterator[str]:
             yield from _named(value)
 
 
-def _complaint(matcher: "LLMatcher") -> str:
+def complaint_of(matcher: "LLMatcher") -> str:
     """What is wrong with a grammar, without the drawings of where."""
     told, *more = matcher.get_error().strip().splitlines()
     reasons = (line.removeprefix("error: ") for line in more if line.startswith("error: "))
@@ -255,7 +223,8 @@ def _escaped(found: re.Match[str]) -> str:
     return r"\/" if found[0] == "/" else found[0]
 
 
-def _grammar(wanted: StructuredOutputs) -> str:
+def source_of(wanted: StructuredOutputs) -> str:
+    """The form in llguidance's notation. Raises `InputError` or `ValueError` for a wrong one."""
     from llguidance import LLMatcher
 
     if wanted.json_object:
@@ -273,83 +242,14 @@ def _lark(grammar: str) -> str:
     """A grammar in Lark's notation; those in vLLM's and SGLang's examples are in GBNF."""
     if not GBNF.search(grammar):
         return grammar
-    with _importing():
+    with importing():
         from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
     try:
         return gbnf_to_lark(grammar)
-    except IndexError:  # what it meets where a text or a class of characters has no end
-        raise InputError("not a grammar in GBNF: it ends within a text or a class") from None
+    except (
+        IndexError,
+        ValueError,
+    ):  # what it meets where a text or a class of characters has no end
+        raise InputError("not a grammar in GBNF: a text, a class or a count is wrong") from None
     except (GbnfToLarkError, RecursionError) as error:
         raise InputError(f"not a grammar in GBNF: {error}") from None
-
-
-class GrammarConstraint:
-    """One request's place in its grammar."""
-
-    def __init__(self, matcher: "LLMatcher", vocab_size: int) -> None:
-        self._unused, self._vocab_size = matcher, vocab_size
-        self._bytes = -(-vocab_size // 8)
-        self._matcher = matcher.deep_copy()
-        self._taken: list[int] = []
-        self._masked, self._fault = 0, ""
-        """How many of the next tokens are chosen under a mask, and why no more are."""
-        self.failure: str | None = None
-        """Why the grammar failed: it may turn out too complex only as the output grows."""
-
-    def allowed(self, drafts: Sequence[int]) -> Tensor:
-        """The grammar's masks along the drafts, as far as it follows them: [K + 1, bytes] uint8.
-
-        Where it is too complex, any token is allowed: a request that takes one there has failed.
-        """
-        masks, fault = self._masks(drafts)
-        self._masked = len(drafts) + 1
-        if fault is not None:
-            self._masked, self._fault = len(masks), fault
-            self._go_back()
-        else:
-            self._matcher.rollback(len(masks) - 1)
-        anything = torch.full((self._bytes,), 255, dtype=torch.uint8)
-        return torch.stack(masks + [anything] * (len(drafts) + 1 - len(masks)))
-
-    def advance(self, tokens: Sequence[int]) -> None:
-        """Move on by the chosen tokens; an end of text after a complete form is not part of it."""
-        if len(tokens) > self._masked:
-            self.failure = self._fault
-            return
-        self._taken += tokens
-        self._take(tokens)
-
-    def _masks(self, drafts: Sequence[int]) -> tuple[list[Tensor], str | None]:
-        """The masks that can be computed, and why the next one cannot.
-
-        The matcher consumes drafts up to the last mask.
-        """
-        masks: list[Tensor] = []
-        for draft in (*drafts, None):
-            mask = self._mask()
-            if self._matcher.is_error():
-                return masks, _complaint(self._matcher)
-            if not mask.any():
-                return masks, NO_TOKEN
-            masks.append(mask)
-            if draft is None or self._matcher.is_stopped():
-                break
-            if not self._matcher.try_consume_tokens([draft]):
-                break
-        return masks, None
-
-    def _mask(self) -> Tensor:
-        """Tokens allowed next, a bit each: [bytes] uint8. A tokenizer may have more."""
-        mask = bytearray(self._matcher.compute_bitmask()[: self._bytes])
-        mask[-1] &= 0xFF >> (-self._vocab_size % 8)
-        return torch.frombuffer(mask, dtype=torch.uint8)
-
-    def _go_back(self) -> None:
-        """Return to the end of the output: after an error, even among drafts, rollback fails."""
-        self._matcher = self._unused.deep_copy()
-        self._take(self._taken)
-
-    def _take(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            if not self._matcher.is_stopped():
-                self._matcher.consume_token(token)

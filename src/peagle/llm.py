@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import operator
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -27,18 +28,21 @@ from peagle.engine_client.client import EngineClient, EngineStepError
 from peagle.engine_client.form import Form, written
 from peagle.engine_client.process import EngineProcess
 from peagle.engine_client.source import EngineSource, local_engine
-from peagle.errors import InputError
-from peagle.grammar import lark_rule, refuse_added_tokens
+from peagle.errors import ContextLengthError, InputError
+from peagle.grammar import lark_rule, refuse_added_tokens, refuse_costly
 from peagle.live_request import ChatTurn, LiveRequest, Prepared
 from peagle.models.chat_template import render_chat
 from peagle.models.generation_config import sampling_defaults
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
+from peagle.preparation import LARGE
 from peagle.schema import kept_form
 from peagle.stop_strings import StopStrings
 from peagle.token_rules import endings_of
 
 Prompt = str | Sequence[int]
+SHRINKAGE = 4
+"""Most characters of a text of which normalization makes one."""
 
 
 class LLM:
@@ -90,6 +94,8 @@ class LLM:
         self.sampling_defaults = sampling_defaults
         """Sampling parameters that the model's generation config suggests."""
         self._detokenizers = functools.cache(functools.partial(detokenizers, tokenizer))
+        self._encoding = threading.Lock()
+        """Large texts are encoded one by one: each takes up to 200 times its size."""
         self._ids = itertools.count()
         self._live: dict[str, LiveRequest] = {}
         self._kept: list[Chunk] = []
@@ -126,10 +132,13 @@ class LLM:
             return None
         return f"K = {self.k} is beyond the {trained} tokens the drafter was trained for"
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. Raises `InputError` when it is empty or not valid text."""
+    def encode(self, prompt: Prompt, is_cut: bool = False) -> list[int]:
+        """Token ids of a prompt. Raises `InputError` when it is empty or not valid text.
+
+        is_cut: as in `tokenize`.
+        """
         if isinstance(prompt, str):
-            ids = self.tokenize(prompt)
+            ids = self.tokenize(prompt, is_cut=is_cut)
         else:
             try:
                 ids = [operator.index(token) for token in prompt]
@@ -139,16 +148,32 @@ class LLM:
             raise InputError("the prompt is empty; give at least one token")
         return ids
 
-    def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, possibly none for an empty one. Raises `InputError`."""
+    def tokenize(
+        self, text: str, add_special_tokens: bool = True, is_cut: bool = False
+    ) -> list[int]:
+        """Token ids of a text, possibly none for an empty one.
+
+        is_cut: whether only its last tokens are wanted. Raises `InputError`; a text too long for
+        any context is refused unread.
+        """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"the text is not valid Unicode: {error}") from None
-        ids: list[int] = self.tokenizer(
-            text, add_special_tokens=add_special_tokens, verbose=False
-        ).input_ids
+        if len(text) > self.engine.max_length and not is_cut:
+            least = len(text) // (SHRINKAGE * self._longest_token)
+            if least >= self.engine.max_length:
+                raise ContextLengthError(least, self.engine.max_length, "at least ")
+        with self._encoding if len(text) > LARGE else contextlib.nullcontext():
+            ids: list[int] = self.tokenizer(
+                text, add_special_tokens=add_special_tokens, verbose=False
+            ).input_ids
         return ids
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """Most characters that a token stands for."""
+        return max(map(len, self.tokenizer.get_vocab()))
 
     def render(
         self,
@@ -243,7 +268,8 @@ class LLM:
         as asked.
         """
         params = self._with_stop_tokens(params, chat)
-        tokens = self._truncated(self.encode(prompt), params)
+        is_cut = params.truncate_prompt_tokens is not None
+        tokens = self._truncated(self.encode(prompt, is_cut), params)
         self.engine.facts.check(tokens, params)
         wanted = params.structured_outputs
         if wanted is not None:
@@ -262,6 +288,8 @@ class LLM:
         """What the output must keep to, compiled; None: nothing."""
         endings = endings_of(params.bad_words, self.tokenizer, self.engine.vocab_size)
         grammar = None if wanted is None else written(wanted)
+        if grammar is not None:
+            refuse_costly(grammar)
         form = Form(grammar, params.allowed_token_ids, endings)
         if form.grammar is None and not form.has_rules:
             return None

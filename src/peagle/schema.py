@@ -13,7 +13,8 @@ from typing import Any
 
 from peagle.config import StructuredOutputs
 from peagle.errors import InputError
-from peagle.grammar import complaint_about, on_large_stack
+from peagle.grammar import complaint_about
+from peagle.sandbox import SANDBOX
 
 Path = tuple[str, ...]
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -136,7 +137,12 @@ def _is_schema(value: Any) -> bool:
 
 @lru_cache(FITTED)
 def _complaint(text: str) -> str | None:
-    return on_large_stack(lambda: complaint_about(json.loads(text)))
+    return SANDBOX.call(complaint_about_text, text)
+
+
+def complaint_about_text(text: str) -> str | None:
+    """As `complaint_about`, of a schema in JSON."""
+    return complaint_about(json.loads(text))
 
 
 def _tell(keyword: str) -> None:
@@ -147,10 +153,15 @@ def _tell(keyword: str) -> None:
 
 @lru_cache(FITTED)
 def _fitted(text: str) -> FittedSchema:
+    fitted, dropped = SANDBOX.call(fit_text, text)
+    return FittedSchema(fitted, tuple(map(tuple, dropped)))
+
+
+def fit_text(text: str) -> tuple[Any, list[Path]]:
+    """What fits of a schema in JSON, and what is left out."""
     schema = json.loads(text)
     fitter = _Fitter(schema)
-    fitted = on_large_stack(lambda: fitter.fit(schema, ()))
-    return FittedSchema(fitted, tuple(fitter.dropped))
+    return fitter.fit(schema, ()), fitter.dropped
 
 
 class _Fitter:

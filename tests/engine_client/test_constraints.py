@@ -9,7 +9,7 @@ from peagle.config import StructuredOutputs
 from peagle.engine_client.constraints import Constraints
 from peagle.engine_client.form import Form, written
 from peagle.errors import InputError
-from peagle.grammar import GrammarCompiler, GrammarConstraint
+from peagle.grammar_compiler import GrammarCompiler, GrammarConstraint
 from peagle.token_rules import TokenRules
 
 END = 0

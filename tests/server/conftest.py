@@ -55,10 +55,14 @@ class Running:
         assert blocks.free_blocks == blocks.num_blocks
 
 
-def start(settings: ServerSettings, load: Callable[[], LLM] = load) -> Iterator[Running]:
-    """Serve in a thread until the test is over."""
+def start(
+    settings: ServerSettings, load: Callable[[], LLM] = load, send_buffer: int | None = None
+) -> Iterator[Running]:
+    """Serve in a thread until the test is over. send_buffer: the system's, of each connection."""
     app = create_app(AsyncLLM(load), settings)
     listener = socket.create_server(("127.0.0.1", 0))
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     port = listener.getsockname()[1]
     config = uvicorn.Config(app, http=Connection, log_config=None, lifespan="off", ws="none")
     server = uvicorn.Server(config)

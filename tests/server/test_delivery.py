@@ -3,7 +3,6 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 
-import pytest
 from starlette.types import Message
 
 from peagle.server.delivery import EventStream, event
@@ -39,30 +38,3 @@ def test_an_event_is_one_line_for_clients_that_end_lines_at_any_separator() -> N
     sent = event({"text": "a\u2028\u0085\n\x0cé"}).decode()
     assert len(sent.splitlines()) == 2  # its own and the empty one after it
     assert json.loads(sent.removeprefix("data: ")) == {"text": "a\u2028\u0085\n\x0cé"}
-
-
-def test_a_stream_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what it held is freed."""
-    monkeypatch.setattr("peagle.server.delivery.UNREAD", 0.05)
-
-    async def ask() -> list[str]:
-        ended: list[str] = []
-        running = contextlib.AsyncExitStack()
-        running.callback(ended.append, "running")
-
-        async def events() -> AsyncIterator[bytes]:
-            yield b"data: 1\n\n"
-
-        async def send(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                await asyncio.Event().wait()
-
-        async def receive() -> Message:
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        async with asyncio.timeout(120):
-            await EventStream(events(), running)({"type": "http"}, receive, send)
-        return ended
-
-    assert asyncio.run(ask()) == ["running"]

@@ -657,3 +657,70 @@ def test_a_path_is_one_word_of_the_log(server: Running, caplog: pytest.LogCaptur
             assert time.monotonic() < end
             time.sleep(0.01)
     assert paths == ["/a%0Ainfo%20request%1B"]
+
+
+def test_a_prompt_beyond_any_context_is_refused_unread(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+):
+    """Its letters tell; encoding takes up to 200 times its size."""
+    body = {"prompt": "a b " * (1 << 19)}
+    tokenizer = server.service.llm.tokenizer
+    monkeypatch.setattr(type(tokenizer), "__call__", lambda *_, **__: pytest.fail("it is encoded"))
+    for path in ("/v1/completions", "/tokenize"):
+        status, _, found = ask(server, path, body)
+        assert status == 400
+        assert "prompt is too long: at least " in found["error"]["message"]
+    chat = {"messages": [{"role": "user", "content": body["prompt"]}]}
+    for path in ("/v1/chat/completions", "/v1/messages/count_tokens"):
+        assert ask(server, path, {"max_tokens": 1, **chat})[0] == 400
+
+
+def test_who_is_next_is_said_only_where_that_is_allowed(server: Running):
+    status, _, found = ask(server, "/v1/completions", {"prompt": "x", "priority": -1})
+    assert (status, found["error"]["param"]) == (400, "priority")
+    assert "--scheduling-policy priority" in found["error"]["message"]
+    assert ask(server, "/v1/completions", {"prompt": "x", "max_tokens": 1, "priority": 0})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"guided_grammar": "\n" * 60_000},
+        {"guided_grammar": "root ::= {²}"},
+        {"bad_words": ["a" * 4000] * 1000},
+        {"n": 128, "max_tokens": 1900, "logprobs": 20},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_what_costs_too_much_is_refused_soon(server: Running, asked: dict[str, Any]):
+    start = time.process_time()
+    assert ask(server, "/v1/completions", {"prompt": "x", **asked})[0] == 400
+    assert time.process_time() - start < 5.0
+
+
+def test_a_form_that_is_too_slow_fails_alone(server: Running):
+    """Its masks are timed; one beside it goes on."""
+    slow = {"prompt": "x", "max_tokens": 100, "guided_regex": "a" * 64_000}
+    with begin(server, {"prompt": "x", "max_tokens": 300, "ignore_eos": True}) as beside:
+        status, _, found = ask(server, "/v1/completions", slow)
+        assert status == 400
+        assert "too complex: it keeps other requests waiting" in found["error"]["message"]
+        rest = b"".join(iter(lambda: beside.recv(1 << 16), b""))
+    assert b"data: [DONE]" in rest
+
+
+def test_a_form_whose_client_leaves_is_not_compiled_to_its_end(server: Running):
+    """Nor does it keep a place in the queue."""
+    patterns = {f"^[a-z]*{n}[a-z]*$": {"type": "string"} for n in range(330)}
+    body = {"prompt": "x", "guided_json": {"type": "object", "patternProperties": patterns}}
+    for _ in range(3):
+        send(server, body).close()
+    server.wait_until_idle()
+    assert ask(server, "/v1/completions", {"prompt": "x", "guided_regex": "ab"})[0] == 200
+
+
+def test_a_variable_that_is_a_field_is_refused(server: Running):
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    body["chat_template_kwargs"] = {"add_special_tokens": True}
+    status, _, found = ask(server, "/v1/chat/completions", body)
+    assert (status, found["error"]["param"]) == (400, "chat_template_kwargs")

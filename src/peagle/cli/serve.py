@@ -48,6 +48,7 @@ BUNDLED_NAME = "peagle-demo"
 SERVER: dict[str, Help] = {
     "max_queue": ("Most requests that wait; further ones get 429.", "no limit"),
     "drain_seconds": "Seconds to finish requests after SIGTERM.",
+    "scheduling_policy": "priority: a request's priority says who is next; else who came first.",
     "root_path": ("Path under which a proxy shows the server.", "none"),
     "stream_interval": "Tokens for which a stream waits between events.",
     "generation_config": "vllm: no sampling parameters from the target's generation_config.json.",

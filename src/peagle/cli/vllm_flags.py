@@ -43,7 +43,7 @@ IGNORED: Flags = {
     numa-bind-cpus=+ numa-bind-nodes=+ prefix-cache-retention-interval= prefix-caching-hash-algo=
     prefix-match-unit= pt-load-map-location= ray-workers-use-nsight renderer-num-workers=
     replayssm-buffer-len= safetensors-load-strategy= safetensors-prefetch-block-size=
-    safetensors-prefetch-num-threads= scheduler-reserve-full-isl scheduling-policy=
+    safetensors-prefetch-num-threads= scheduler-reserve-full-isl
     show-hidden-metrics-for-version= sleep-mode-backend= sleep-mode-offload-cudagraph
     sleep-preserve-parameter-names=+ specialize-active-lora swa-bounded-replay swap-space=
     ubatch-size= use-replayssm use-tqdm-on-load uvicorn-log-level= watchdog-config= watermark=""",

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from peagle.engine.constraint import Constraint
 from peagle.engine_client.form import Form, read
-from peagle.grammar import GrammarCompiler
+from peagle.grammar_compiler import GrammarCompiler
 from peagle.token_rules import TokenRules
 
 

@@ -21,6 +21,7 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Names under which clients send back what the model thought."""
 RESERVED = frozenset(
     (
+        "add_special_tokens",
         "chat_template",
         "continue_final_message",
         "conversation",
@@ -40,7 +41,7 @@ RESERVED = frozenset(
         "truncation",
     )
 )
-"""Names that are no variables of a template: arguments of transformers' function."""
+"""Names that are no variables of a template: arguments of ours and of transformers' function."""
 PROBED = 64
 """Templates whose ways are remembered."""
 NO_ARGUMENTS: Mapping[str, Any] = {}

@@ -1,6 +1,6 @@
 """The application: its routes and middleware."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -36,7 +36,7 @@ from peagle.server.service import Service
 from peagle.server.settings import ServerSettings
 
 Answers = dict[int | str, dict[str, Any]]
-Endpoint = Callable[..., Coroutine[Any, Any, Response]]
+Endpoint = Callable[..., Coroutine[Any, Any, Response | Mapping[str, Any]]]
 REFUSALS: Answers = {
     "4XX": {"model": ErrorBody},
     "5XX": {"model": ErrorBody},
@@ -136,8 +136,7 @@ def _add_route(app: FastAPI, path: str, endpoint: Endpoint, answers: Answers) ->
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
-    @app.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+    async def tokenize(body: TokenizeBody, request: Request) -> dict[str, Any]:
         """Token ids of a text, or of messages through the chat template."""
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -154,14 +153,16 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             found["token_strs"] = service.llm.tokenizer.convert_ids_to_tokens(ids)
         return found
 
-    @app.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
+    async def detokenize(body: DetokenizeBody, request: Request) -> dict[str, str]:
         """The text of token ids."""
         service.check_model(body.model)
         vocab = service.llm.engine.vocab_size
         if not all(0 <= token < vocab for token in body.tokens):
             raise APIError(400, f"token ids are 0 to {vocab - 1}", "tokens")
         return {"prompt": await service.detokenize(body.tokens)}
+
+    _add_route(app, "/tokenize", tokenize, {})
+    _add_route(app, "/detokenize", detokenize, {})
 
 
 def _add_state(app: FastAPI, service: Service) -> None:

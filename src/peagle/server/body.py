@@ -10,6 +10,8 @@ from pydantic_core import PydanticCustomError
 
 MOST_TOLD = 1000
 """Lines of the log about what is left out."""
+MOST_UNKNOWN = 256
+"""Unknown fields of one object that are looked at."""
 LONGEST_NAME = 64
 """Characters of an unknown field's name that are looked at."""
 LENGTHS = (
@@ -36,10 +38,11 @@ class Body(BaseModel):
     def _leave_out_unknown(self) -> Self:
         unknown = self.__pydantic_extra__
         if unknown:
-            for name, value in unknown.items():
+            for number, (name, value) in enumerate(unknown.items()):
                 if value is not None:
                     self._refuse_missed_length(name, value)
-                    _meet(type(self), name)
+                    if number < MOST_UNKNOWN:
+                        _meet(type(self), name)
             unknown.clear()
         return self
 

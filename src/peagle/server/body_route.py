@@ -5,12 +5,15 @@ from typing import Any, TypeVar, get_type_hints
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from peagle.preparation import LARGE, SIZE
+from peagle.server.delivery import unless_gone
 from peagle.server.errors import CLIENT_GONE, APIError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -38,8 +41,18 @@ class BodyRoute(APIRoute):
         except ClientDisconnect:
             response = Response(status_code=CLIENT_GONE)
         else:
-            response = await self.endpoint(self._read(data), request)
+            answered = await unless_gone(receive, self._respond(data, request))
+            response = answered or Response(status_code=CLIENT_GONE)
         await response(scope, receive, send)
+
+    async def _respond(self, data: bytes, request: Request) -> Response:
+        SIZE.set(len(data))
+        if len(data) <= LARGE:
+            body = self._read(data)
+        else:
+            body = await request.app.state.service.aside(self._read, data)
+        found = await self.endpoint(body, request)
+        return found if isinstance(found, Response) else JSONResponse(found)
 
     def _read(self, data: bytes) -> BaseModel:
         try:

@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions`."""
 
-import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -86,7 +85,7 @@ async def render(
     add_special_tokens: bool = False,
 ) -> list[int]:
     """Messages -> token ids through the chat template, which transformers runs in a sandbox."""
-    return await asyncio.to_thread(_render, service, messages, variables, add_special_tokens)
+    return await service.aside(_render, service, messages, variables, add_special_tokens)
 
 
 def _render(

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -15,8 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from peagle.completion import Chunk, Completion
 from peagle.grammar import FORM
-from peagle.server.errors import CLIENT_GONE, APIError, as_api_error
-from peagle.server.service import Job
+from peagle.preparation import LARGE
+from peagle.server.errors import APIError, as_api_error
+from peagle.server.service import Job, Service
 
 SILENCE = 15.0
 """Seconds without an event after which proxies may close a stream."""
@@ -27,9 +28,6 @@ EVENT_HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
-UNREAD = 60.0
-"""Seconds for which a client may leave a stream unread, at most twice that: its request keeps
-others from being admitted."""
 Json = dict[str, Any]
 T = TypeVar("T")
 log = logging.getLogger("peagle.server")
@@ -66,17 +64,26 @@ class Answer(Protocol):
 async def deliver(
     answer: Answer, job: Job, streamed: bool, request: Request, running: contextlib.AsyncExitStack
 ) -> Response:
-    """Answer with what the sequences write. Closing `running` or a client that leaves ends them."""
+    """Answer with what the sequences write. Closing `running` ends them, and so does a client that
+    leaves a stream."""
     if streamed:
         return EventStream(_events(answer, job), running.pop_all())
-    done = await unless_gone(request.receive, _collect(job))
-    if done is None:
-        return Response(status_code=CLIENT_GONE)
+    done = await _collect(job)
     for index, completion in enumerate(done):
         _log_failure(answer, index, completion)
     if all(completion.failure for completion in done):
         raise _failed(done[0].failure or "")
-    return JSONResponse(answer.whole(done))
+    size = sum(map(_size, done))
+    if size <= LARGE:
+        return JSONResponse(answer.whole(done))
+    service: Service = request.app.state.service
+    return await service.aside(lambda: JSONResponse(answer.whole(done)), size=size)
+
+
+def _size(done: Completion) -> int:
+    """About how many bytes a choice takes."""
+    scores = sum(1 + len(one.top) for one in (*done.logprobs, *done.prompt_logprobs) if one)
+    return 4 * len(done.token_ids) + 64 * scores
 
 
 def event(data: Json, name: str | None = None) -> bytes:
@@ -85,15 +92,9 @@ def event(data: Json, name: str | None = None) -> bytes:
     return head + b"data: " + to_json(data, ensure_ascii=True) + b"\n\n"
 
 
-async def unless_gone(
-    receive: Receive, work: Coroutine[Any, Any, T], unread: Callable[[], bool] = lambda: False
-) -> T | None:
-    """The result of `work`, or None when the client left first, which cancels the work.
-
-    unread: whether the client has stopped reading, asked every `UNREAD` seconds; it then counts as
-    gone.
-    """
-    leaving = asyncio.ensure_future(_gone(receive, unread))
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, or None when the client left first, which cancels the work."""
+    leaving = asyncio.ensure_future(_gone(receive))
     try:
         async with asyncio.timeout(None) as patience:
             leaving.add_done_callback(partial(_end, patience))
@@ -121,7 +122,6 @@ class EventStream(Response):
     ) -> None:
         super().__init__()
         self._events, self._running = events, running
-        self._sending, self._sent, self._seen = False, 0, -1
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
         """Every stream has the same headers."""
@@ -130,33 +130,19 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer over ASGI."""
         async with self._running:
-            await unless_gone(receive, self._send(send), self._unread)
+            await unless_gone(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
         """The head goes out at once, while the engine works on the first token."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for data in self._events:
-            self._sending = True
             await send({"type": "http.response.body", "body": data, "more_body": True})
-            self._sending, self._sent = False, self._sent + 1
         await send({"type": "http.response.body", "body": b""})
 
-    def _unread(self) -> bool:
-        """Whether the same event is still being sent as at the last call."""
-        before, self._seen = self._seen, self._sent
-        return self._sending and self._sent == before
 
-
-async def _gone(receive: Receive, unread: Callable[[], bool]) -> None:
-    while True:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(UNREAD):
-                while (await receive())["type"] != "http.disconnect":
-                    pass
-                return
-        if unread():
-            log.warning(f"a stream was not read for {UNREAD:.0f} s and is ended")
-            return
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _failed(why: str) -> APIError:

@@ -1,8 +1,10 @@
 """Around every route: request ids and the log, the limits on heads and bodies, the API key."""
 
 import asyncio
+import contextvars
 import hashlib
 import hmac
+import itertools
 import json
 import logging
 import re
@@ -24,6 +26,8 @@ FACTS = ("request_id", "method", "path", "status", "seconds", "client", "aborted
 """What a log line holds besides its text."""
 HEAD_BYTES = 64 << 10
 """Most bytes of a request's target and headers."""
+KEY: contextvars.ContextVar[str | None] = contextvars.ContextVar("KEY", default=None)
+"""Which of several keys the request has that is served in this context."""
 GIVEN_ID = re.compile(r"[\w.-]{1,128}")
 log = logging.getLogger("peagle.server")
 
@@ -137,21 +141,26 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         place = scope["path"].removeprefix(scope.get("root_path", ""))
-        is_open = scope["type"] != "http" or place in OPEN_PATHS
-        if is_open or not self._digests or self._known(Headers(scope=scope)):
+        is_open = scope["type"] != "http" or place in OPEN_PATHS or not self._digests
+        if is_open or (known := self._known(Headers(scope=scope))) is not None:
+            KEY.set(None if is_open or len(self._digests) == 1 else known)
             return await self._app(scope, receive, send)
         refusal = APIError(
             401, "a valid API key is required", headers={"WWW-Authenticate": "Bearer"}
         )
         return await refusal.response_on(scope["path"])(scope, receive, send)
 
-    def _known(self, headers: Headers) -> bool:
-        """Compare in a time that reveals nothing about the keys: all digests, every time."""
+    def _known(self, headers: Headers) -> str | None:
+        """The digest of the key that is given; None: it is none of ours.
+
+        Compares in a time that reveals nothing about the keys: all digests, every time.
+        """
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         keys = (bearer if kind.lower() == "bearer" else "", headers.get("x-api-key", ""))
         given = [_digest(key.strip().encode("latin-1")) for key in keys]
-        matches = [hmac.compare_digest(one, known) for one in given for known in self._digests]
-        return any(matches)
+        pairs = itertools.product(given, self._digests)
+        matches = [known.hex() for one, known in pairs if hmac.compare_digest(one, known)]
+        return matches[0] if matches else None
 
 
 class LineFormatter(logging.Formatter):

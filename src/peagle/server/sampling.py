@@ -60,6 +60,8 @@ def sampling_params(
     """
     if len(body.bad_words or ()) > limits.bad_words:
         raise APIError(400, f"more than {limits.bad_words} bad words", "bad_words")
+    if sum(map(len, body.bad_words or ())) > limits.bad_word_letters:
+        raise APIError(400, f"longer than {limits.bad_word_letters} characters", "bad_words")
     if body.stream and body.prompt_logprobs is not None:
         raise APIError(400, "a stream has no prompt_logprobs", "prompt_logprobs")
     values: dict[str, Any] = {"temperature": 1.0, **defaults}

@@ -4,18 +4,22 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from peagle.async_llm import AsyncLLM, Batch
 from peagle.config import SamplingParams
 from peagle.detokenizer import detokenize
 from peagle.live_request import ChatTurn, Prepared
 from peagle.llm import LLM, Prompt
+from peagle.preparation import SIZE, kind_of
 from peagle.server.errors import APIError, closing, unresponsive
 from peagle.server.metrics import Metrics, Watch
+from peagle.server.middleware import KEY
 from peagle.server.settings import ServerSettings
 
+T = TypeVar("T")
 DRAIN_STEP = 0.05
 """Seconds between two checks of what still runs."""
 GRACE = 5.0
@@ -106,11 +110,19 @@ class Service:
 
     async def tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, possibly none for an empty one."""
-        return await asyncio.to_thread(self.llm.tokenize, text, add_special_tokens)
+        return await self.aside(self.llm.tokenize, text, add_special_tokens)
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of token ids."""
-        return await asyncio.to_thread(detokenize, self.llm.tokenizer, tokens)
+        return await self.aside(detokenize, self.llm.tokenizer, tokens)
+
+    async def aside(self, work: Callable[..., T], *given: Any, size: int | None = None) -> T:
+        """What some work returns or raises that would keep the event loop.
+
+        size: in bytes; by default that of the request's body.
+        """
+        kind = kind_of(SIZE.get() if size is None else size)
+        return await self._async.preparation.run(kind, work, *given)
 
     async def begin(
         self,
@@ -121,9 +133,13 @@ class Service:
         chat: ChatTurn | None = None,
     ) -> Job:
         """Encode every prompt and run it n times; closing `running` cancels what still runs."""
+        if params.priority and self.settings.scheduling_policy != "priority":
+            told = "requests have no priority here; start with --scheduling-policy priority"
+            raise APIError(400, told, "priority")
+        params = self._apart(params)
         each = [await self._async.prepare(prompt, params, chat) for prompt in prompts]
         prepared = [choice for one in each for choice in one.choices(n)]
-        self._check_prompt_logprobs(prepared)
+        self._check_logprobs(prepared)
         # n sequences in a row share a prompt, which counts once
         watches = [self.metrics.watch(counts_prompt=i % n == 0) for i in range(len(prepared))]
         batches = await running.enter_async_context(self._async.run(prepared))
@@ -131,7 +147,20 @@ class Service:
             running.callback(watch.close)
         return Job(prepared, _counted(batches, watches), n)
 
-    def _check_prompt_logprobs(self, prepared: Sequence[Prepared]) -> None:
+    def _apart(self, params: SamplingParams) -> SamplingParams:
+        """Parameters by which no other key's requests share a cached prefix: `cached_tokens` would
+        tell of their prompts."""
+        if (key := KEY.get()) is None:
+            return params
+        return params.model_copy(update={"cache_salt": f"{key} {params.cache_salt or ''}"})
+
+    def _check_logprobs(self, prepared: Sequence[Prepared]) -> None:
+        scored = ((one.params.max_tokens, one.params.logprobs) for one in prepared)
+        count = sum(tokens * (1 + top) for tokens, top in scored if top is not None)
+        if count > (most := self.settings.limits.logprobs):
+            raise APIError(
+                400, f"{count} log-probabilities, but an answer holds {most}", "logprobs"
+            )
         asked = [(len(one.tokens), one.params.prompt_logprobs) for one in prepared]
         count = sum(length * (1 + top) for length, top in asked if top is not None)
         if count > self.settings.limits.prompt_logprobs:

@@ -30,6 +30,10 @@ class Limits(Config):
     schema_depth: PositiveInt = 32
     common_multiple: PositiveInt = 100_000
     """Largest common multiple of a schema's `multipleOf`: the states of a number's grammar."""
+    logprobs: PositiveInt = 1 << 22
+    """Log-probabilities of output in one answer, likely ones included, as if it took all tokens."""
+    bad_word_letters: PositiveInt = 64 << 10
+    """Characters of all bad words together."""
     prompt_logprobs: PositiveInt = 1 << 18
     """Log-probabilities of prompts in one answer: the prompts' tokens and likely ones in their
     places, times n."""
@@ -47,6 +51,8 @@ class ServerSettings(Config):
     max_queue: NonNegativeInt | None = None
     """Sequences that may wait besides those that run; further requests get 429. Unset is no limit,
     as in vLLM."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Whether requests may say who is next; else who came first."""
     drain_seconds: Annotated[float, Field(ge=0.0)] = 30.0
     """Seconds that requests may go on after SIGTERM."""
     timeout_keep_alive: PositiveInt = 180
