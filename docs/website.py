@@ -8,12 +8,14 @@ links that lead out of docs/ lead to a file of the site. `docs/reference` is mad
 
 import ast
 import inspect
+import os
 import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import typer
@@ -21,8 +23,9 @@ import yaml
 
 import peagle
 from peagle.cli.app import app
-from peagle.engine.engine import EngineStats
+from peagle.engine.engine import EngineFacts, EngineStats
 from peagle.server.metrics import Metrics
+from peagle.speculation import DraftTotals
 from peagle.train.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent
@@ -145,8 +148,11 @@ def commands() -> str:
 
 def metrics() -> str:
     """Each metric of `GET /metrics` with its kind."""
-    idle = EngineStats(0, 0, 0.0, 0, 0, 0)
-    text = Metrics("demo", lambda: idle, 1).text().decode()
+    facts = EngineFacts(0, (), 0, 0, 1, 0, False, None, 0, 0, 0, 0.0)
+    idle: Any = SimpleNamespace(
+        stats=EngineStats(0, 0, 0.0, 0, 0, 0), facts=facts, k=1, step_age=0.0, pid=os.getpid()
+    )
+    text = Metrics("demo", idle, DraftTotals([0])).text().decode()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE))
     helps = re.findall(r"^# HELP (\S+) (.*)", text, re.MULTILINE)
     rows = [(f"`{name}`", kinds[name], told) for name, told in helps]

@@ -374,8 +374,9 @@ class EngineConfig(Config):
     draft_length: DraftLengthMode = "auto"
     """auto: a cycle drafts the number of tokens, from none up to K, that gives the most tokens per
     second at the current load; fixed: always K."""
-    seed: int = 0
-    """Seeds requests without a seed of their own."""
+    seed: int | None = None
+    """Seeds requests without a seed of their own. Unset is 0, and for a server what the operating
+    system draws, so that two of them draw different tokens."""
     step_timeout: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
     """Seconds after which a step counts as stuck, and a server ends; 0: never. Unset is 180 on a
     GPU and 600 on a CPU."""

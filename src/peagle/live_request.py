@@ -10,7 +10,7 @@ from peagle.dialects import Reader, ToolUse
 from peagle.engine.request import Beginning, RequestOutput
 from peagle.engine.step import TokenLogprobs
 from peagle.engine_client.form import Form
-from peagle.speculation import Speculation
+from peagle.speculation import DraftTotals, Speculation
 
 NO_BEGINNING = Beginning(0.0, 0, ())
 log = logging.getLogger("peagle.requests")
@@ -71,16 +71,16 @@ class LiveRequest:
         self._fault: str | None = None
         """Why its text cannot be read."""
 
-    def add(self, output: RequestOutput, now: float) -> None:
-        """Take in what a step has brought."""
+    def add(self, output: RequestOutput, now: float, totals: DraftTotals) -> None:
+        """Take in what a step has brought, and count its cycle among those of all requests."""
         new = output.new_tokens
         self.tokens += new
         self.times += [now - self.arrived] * len(new)
         self.drafted += [place < output.accepted for place in range(len(new))]
         self.logprobs += output.logprobs
         if output.cycle:
-            did = output.drafted, output.verified, output.looked_up
-            self.speculation.record(*did, repeats=max(len(new), 1))
+            self.speculation.record(*_cycle(output))
+            totals.record(*_cycle(output))
         if output.beginning is not None:
             self.beginning = output.beginning
 
@@ -167,3 +167,9 @@ class LiveRequest:
             failure=(self._fault or output.failure) if reason == "error" else None,
             prompt_logprobs=self.prompt_logprobs,
         )
+
+
+def _cycle(output: RequestOutput) -> tuple[int, int, bool, int]:
+    """What a step that was a cycle did: the arguments of `record`."""
+    repeats = max(len(output.new_tokens), 1)
+    return output.drafted, output.verified, output.looked_up, repeats

@@ -37,6 +37,7 @@ from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
 from peagle.preparation import LARGE
 from peagle.schema import kept_form
+from peagle.speculation import DraftTotals
 from peagle.stop_strings import StopStrings
 from peagle.token_rules import endings_of
 
@@ -97,6 +98,8 @@ class LLM:
         self._encoding = threading.Lock()
         """Large texts are encoded one by one: each takes up to 200 times its size."""
         self._ids = itertools.count()
+        self.draft_totals = DraftTotals([0] * engine.k)
+        """What speculation did for all requests."""
         self._live: dict[str, LiveRequest] = {}
         self._kept: list[Chunk] = []
         """Chunks of requests that other callers wait for."""
@@ -400,7 +403,7 @@ class LLM:
         live = self._live[outputs[0].request_id]
         completion = reason = None
         for output in outputs:
-            live.add(output, now)
+            live.add(output, now, self.draft_totals)
             if live.may_stop or output is outputs[-1]:
                 reason = live.read(output.finish_reason)
             if reason is not None:  # what came behind a stop string is none of its cycles

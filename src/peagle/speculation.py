@@ -1,5 +1,6 @@
 """What speculation did, counted from what steps brought."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -71,3 +72,37 @@ class Speculation:
             self.accepted_per_cycle.append(accepted)
             for position in range(accepted):
                 self.accepted_per_position[position] += 1
+
+
+@dataclass
+class DraftTotals:
+    """What speculation did for all requests so far, those that run or were aborted too."""
+
+    accepted_per_position: list[int]
+    """As in `Speculation`."""
+    cycles: Counter[int] = field(default_factory=Counter)
+    """Cycles by the tokens that they drafted; 0: those without drafts."""
+    accepted: int = 0
+    looked_up: int = 0
+    """As in `Speculation`."""
+    looked_up_accepted: int = 0
+
+    @property
+    def drafts(self) -> int:
+        """Cycles that drafted."""
+        return self.cycles.total() - self.cycles[0]
+
+    @property
+    def drafted(self) -> int:
+        """Tokens drafted."""
+        return sum(length * count for length, count in self.cycles.items())
+
+    def record(self, drafted: int, accepted: int, looked_up: bool, repeats: int) -> None:
+        """Count one cycle, as `Speculation.record` does."""
+        self.cycles[drafted] += 1 if drafted else repeats
+        self.accepted += accepted
+        if looked_up:
+            self.looked_up += drafted
+            self.looked_up_accepted += accepted
+        for position in range(accepted):
+            self.accepted_per_position[position] += 1

@@ -322,3 +322,34 @@ def test_of_several_templates_the_one_for_tools_shows_tools():
     tokenizer.chat_template = {"rag": "with documents"}
     with pytest.raises(InputError, match=r"^tiny: .*default"):
         render_chat(tokenizer, [user("q")])
+
+
+QUESTION = "{% for m in messages %}{{ m.content }}{% endfor %}"
+THREE_EFFORTS = (
+    "{% if reasoning_effort is defined and reasoning_effort not in ['low', 'medium', 'xhigh'] %}"
+    "{{ raise_exception('no such effort') }}{% endif %}{{ reasoning_effort }} " + QUESTION
+)
+NAMED = "{% if reasoning_effort == 'max' %}hard {% endif %}" + QUESTION
+WRITTEN = "Reasoning: {{ reasoning_effort | default('medium') }} " + QUESTION
+
+
+@pytest.mark.parametrize(
+    ("template", "asked", "expected"),
+    [
+        (THREE_EFFORTS, "high", "medium x"),
+        (THREE_EFFORTS, "minimal", "low x"),
+        (THREE_EFFORTS, "max", "xhigh x"),
+        (THREE_EFFORTS, "none", "low x"),
+        (NAMED, "high", "hard x"),
+        (NAMED, None, "x"),
+        (WRITTEN, "minimal", "Reasoning: low x"),
+        (WRITTEN, "xhigh", "Reasoning: high x"),
+        (WRITTEN, "own", "Reasoning: own x"),
+        (QUESTION, "high", "x"),
+    ],
+)
+def test_an_effort_is_the_nearest_that_the_template_knows(
+    template: str, asked: str | None, expected: str
+):
+    given = {} if asked is None else {"reasoning_effort": asked}
+    assert shown(template, user("x"), **given) == expected

@@ -202,3 +202,19 @@ def test_an_echo_that_fails_midway_has_only_numbers(server: Running, client: Ope
     assert (good.finish_reason, bad.finish_reason) == ("length", "error")
     assert len(good.logprobs.token_logprobs) == 3 + 16
     assert bad.logprobs.token_logprobs == [None]
+
+
+def test_a_request_says_how_many_tokens_an_event_holds(client: OpenAI):
+    """But for its first event."""
+    counts = []
+    for interval in (None, 8):
+        more = {} if interval is None else {"stream_interval": interval}
+        stream = client.completions.create(
+            model="demo",
+            prompt="x",
+            max_tokens=24,
+            stream=True,
+            extra_body={"ignore_eos": True, "speculation": {"num_speculative_tokens": 0}, **more},
+        )
+        counts.append(sum(1 for _ in stream))
+    assert counts == [24, 4]

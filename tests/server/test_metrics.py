@@ -1,9 +1,12 @@
 """Counters equal the sums over all answers."""
 
 import json
+import os
 import re
+import time
 from collections import Counter, defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +15,9 @@ from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 from test_robustness import ask
 
-from peagle.engine.engine import EngineStats
+from peagle.engine.engine import EngineFacts, EngineStats
 from peagle.server.metrics import Metrics
+from peagle.speculation import DraftTotals
 
 REQUESTS: list[dict[str, Any]] = [
     {"max_tokens": 30},
@@ -24,12 +28,40 @@ REQUESTS: list[dict[str, Any]] = [
 ]
 
 
+CONSTANT = ("model_name", "engine", "le")
+"""Labels that tell no two samples apart."""
+OF_VLLM = {
+    "vllm:" + name
+    for name in (
+        *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
+        *("cache_config_info", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions"),
+        *("prompt_tokens", "prompt_tokens_cached", "generation_tokens", "request_success"),
+        *("spec_decode_num_drafts", "spec_decode_num_draft_tokens"),
+        *("spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos"),
+        *("time_to_first_token_seconds", "inter_token_latency_seconds"),
+        *("request_time_per_output_token_seconds", "e2e_request_latency_seconds"),
+        *("request_queue_time_seconds", "request_prefill_time_seconds"),
+        *("request_decode_time_seconds", "request_inference_time_seconds"),
+        *("request_prompt_tokens", "request_generation_tokens"),
+        *("request_params_n", "request_params_max_tokens"),
+    )
+}
+"""Names in vLLM 0.33 of what others' dashboards, routers and autoscalers read."""
+
+
+def idle(reason: str | None = None) -> Any:
+    """An engine that has done nothing."""
+    facts = EngineFacts(9, (), 64, 4, 2, 0, False, None, 16, 100, 0, 600.0)
+    stats = EngineStats(0, 0, 0.0, 0, 0, 0, reason)
+    return SimpleNamespace(stats=stats, facts=facts, k=2, step_age=0.0, pid=os.getpid())
+
+
 def counters(server: Running) -> Counter[str]:
     """Every sample without the model's name, other labels joined to it."""
     found: Counter[str] = Counter()
     for family in text_string_to_metric_families(ask(server, "/metrics", b"", "GET")[2]):
         for sample in family.samples:
-            labels = [v for k, v in sorted(sample.labels.items()) if k not in ("model_name", "le")]
+            labels = [v for k, v in sorted(sample.labels.items()) if k not in CONSTANT]
             if "le" not in sample.labels:
                 found["/".join([sample.name.removeprefix("vllm:"), *labels])] = sample.value
     return found
@@ -60,20 +92,23 @@ def test_counters_equal_the_sums_over_answers(server: Running, client: OpenAI):
 
 def test_every_series_is_there_before_it_counts():
     """Of one that begins with 1 Prometheus sees no growth, nor sends an alert."""
-    metrics = Metrics("demo", lambda: EngineStats(0, 0, 0.0, 0, 0, 0), k=2)
-    families = [*text_string_to_metric_families(metrics.text().decode())]
+    metrics = Metrics("demo", idle(), DraftTotals([0, 0]))
+    families = [
+        family
+        for family in text_string_to_metric_families(metrics.text().decode())
+        if family.name.startswith(("vllm:", "peagle:")) and not family.name.endswith("_info")
+    ]
     assert [family.name for family in families if not family.samples] == []
     assert {sample.value for family in families for sample in family.samples} == {0}
     labels: dict[str, set[str]] = defaultdict(set)
     for sample in (sample for family in families for sample in family.samples):
-        labels[sample.name] |= {
-            v for k, v in sample.labels.items() if k not in ("model_name", "le")
-        }
+        labels[sample.name] |= {v for k, v in sample.labels.items() if k not in CONSTANT}
     assert {name: values for name, values in labels.items() if values} == {
         "vllm:request_success_total": {"stop", "length", "abort", "error"},
         "peagle:requests_rejected_total": {"queue", "draining", "engine"},
         "vllm:spec_decode_num_accepted_tokens_per_pos_total": {"0", "1"},
         "peagle:drafting_stopped": {"wrong drafts", "slower cycles"},
+        "peagle:cycles_total": {"0", "1", "2"},
     }
     seen = metrics.text()
     metrics.refused("queue")
@@ -83,7 +118,7 @@ def test_every_series_is_there_before_it_counts():
 
 @pytest.mark.parametrize("reason", ["wrong drafts", "slower cycles", None])
 def test_it_says_why_nothing_is_drafted(reason: str | None):
-    metrics = Metrics("demo", lambda: EngineStats(0, 0, 0.0, 0, 0, 0, reason), k=2)
+    metrics = Metrics("demo", idle(reason), DraftTotals([0, 0]))
     families = text_string_to_metric_families(metrics.text().decode())
     [family] = (f for f in families if f.name == "peagle:drafting_stopped")
     told = {sample.labels["reason"]: sample.value for sample in family.samples}
@@ -117,3 +152,58 @@ def test_the_dashboard_shows_only_what_there_is(server: Running):
     used = {suffix.sub("", name) for name in re.findall(r"(?:vllm|peagle):\w+", shown)}
     assert used
     assert used <= known
+
+
+def test_what_others_read_has_vllm_s_names_and_labels(server: Running):
+    families = text_string_to_metric_families(ask(server, "/metrics", b"", "GET")[2])
+    found = {family.name: family.samples for family in families}
+    assert found.keys() >= OF_VLLM
+    assert all({"model_name", "engine"} <= one.labels.keys() for n in OF_VLLM for one in found[n])
+    [cache] = found["vllm:cache_config_info"]
+    facts = server.service.llm.engine.facts
+    assert cache.labels["block_size"] == str(facts.block_size)
+    assert cache.labels["num_gpu_blocks"] == str(facts.num_blocks)
+    for process in ("process", "peagle_engine_process"):
+        assert found[f"{process}_resident_memory_bytes"][0].value > 1 << 20
+
+
+def test_requests_that_are_left_are_counted_as_far_as_they_came(server: Running, client: OpenAI):
+    """Their prompts, their tokens and their drafts."""
+    before = counters(server)
+    for _ in range(10):
+        stream = client.completions.create(
+            model="demo",
+            prompt="def area(self):\n",
+            max_tokens=1900,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        next(iter(stream))
+        stream.close()
+    server.wait_until_idle()
+    after = counters(server)
+    grown = {name: after[name] - before[name] for name in after}
+    assert grown["request_success_total/abort"] == 10
+    assert grown["prompt_tokens_total"] > 10
+    cycles = sum(grown[f"peagle:cycles_total/{length}"] for length in range(K + 1))
+    drafts = grown["spec_decode_num_drafts_total"]
+    assert 0 < drafts <= cycles
+    accepted = grown["spec_decode_num_accepted_tokens_total"]
+    assert grown["generation_tokens_total"] <= cycles + accepted + 10
+
+
+def test_the_log_has_a_line_of_figures_of_traffic(server: Running, client: OpenAI):
+    """And none without."""
+    metrics = server.service.metrics
+    server.wait_until_idle()
+    metrics.line()
+    assert metrics.line() is None
+    client.completions.create(model="demo", prompt="def area(self):\n", max_tokens=30)
+    end = time.monotonic() + 120
+    while (line := metrics.line()) is None:
+        assert time.monotonic() < end
+    assert re.fullmatch(
+        r"\d running, \d waiting, [\d.]+ tokens/s, AL [\d.]+ in \d+ of \d+ cycles, "
+        r"KV cache \d+% used, \d+% of prompts found",
+        line,
+    )

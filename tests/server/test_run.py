@@ -20,7 +20,7 @@ from process import BODY, Process
 
 from peagle import AsyncLLM
 from peagle.cli.app import main
-from peagle.config import ChatConfig
+from peagle.config import ChatConfig, EngineConfig
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.pair import bundled
@@ -343,6 +343,20 @@ def test_a_variable_holds_one_key(
     monkeypatch.setattr("peagle.server.run.serve", lambda llm, settings, *_: given.append(settings))
     assert main(["serve", "--port", "0", *flags]) == 0
     assert given[0].api_keys == keys
+
+
+def test_two_servers_draw_different_tokens_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch):
+    given: list[EngineConfig] = []
+    monkeypatch.setattr(
+        "peagle.cli.serve.open_async_llm", lambda *all_of_it: given.append(all_of_it[2])
+    )
+    monkeypatch.setattr("peagle.server.run.end_on_sigterm", lambda: None)
+    monkeypatch.setattr("peagle.server.run.serve", lambda *_: 0)
+    for flags in ([], [], ["--seed", "0"]):
+        assert main(["serve", "--port", "0", "--log-format", "json", *flags]) == 0
+    seeds = [config.seed for config in given]
+    assert len({*seeds}) == 3
+    assert seeds[2] == 0
 
 
 @pytest.mark.usefixtures("forked")

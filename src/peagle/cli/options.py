@@ -41,7 +41,7 @@ SIZES: dict[str, Help] = {
     "kv_cache_memory": ("Bytes for the KV cache.", "1 GiB, or what the GPU leaves"),
     "enable_prefix_caching": "Reuse the KV of shared prompt prefixes.",
     "draft_length": "auto: as many drafts, from none up to K, as are fastest; fixed: K.",
-    "seed": "Seed of requests without one.",
+    "seed": ("Seed of requests without one.", "0; a server draws one"),
 }
 """The same of `EngineConfig`."""
 HARDWARE: dict[str, Help] = {

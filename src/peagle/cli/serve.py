@@ -2,6 +2,7 @@
 
 import logging
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -67,6 +68,8 @@ WATCHED: dict[str, Help] = {
 Sizes = Annotated[dict[str, Any], fields(EngineConfig, SIZES | WATCHED)]
 Server = Annotated[dict[str, Any], fields(ServerSettings, SERVER)]
 Readers = Annotated[dict[str, Any], fields(ChatConfig, READERS)]
+SEED_BITS = 62
+"""Bits of a seed that is drawn, which leaves room for as many requests."""
 KEY = "PEAGLE_API_KEY"
 VLLM_KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 """vLLM's variable for what it has no flag for."""
@@ -172,7 +175,7 @@ def serve(
             ),
             **readers,
         )
-        config = EngineConfig(**sizes, **hardware)
+        config = EngineConfig(**{"seed": secrets.randbits(SEED_BITS)} | sizes, **hardware)
     run = _runner()
     run.set_up_log(settings.log_format)
     for line in command.said:

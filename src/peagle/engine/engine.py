@@ -74,6 +74,12 @@ class EngineFacts:
     runs_ahead: bool
     """Whether a step's results come while the device works on the next one."""
     drafter: DrafterFacts | None
+    block_size: int
+    """Tokens per block of the KV cache."""
+    num_blocks: int
+    """Blocks of the KV cache, of all groups of layers."""
+    seed: int
+    """Of the first request without one; later ones have those after it."""
     step_timeout: float
     """Seconds after which a step counts as stuck; infinite: never."""
 
@@ -164,7 +170,7 @@ class Engine:
         """The last step that was planned."""
         self.began: float | None = None
         """When the call of `step` that runs began, by `time.monotonic`; None: none runs."""
-        self._seed = config.seed
+        self._block_size, self._seed = config.block_size, config.seed or 0
         self._added = 0
 
     @property
@@ -193,6 +199,9 @@ class Engine:
             most_trees=self.worker.branching.most_requests if self.worker.branching.nodes else 0,
             runs_ahead=self.runs_ahead,
             drafter=drafter,
+            block_size=self._block_size,
+            num_blocks=self.blocks.num_blocks,
+            seed=self._seed,
             step_timeout=self._step_timeout,
         )
 

@@ -32,6 +32,11 @@ class EngineClient(ABC):
 
     @property
     @abstractmethod
+    def pid(self) -> int:
+        """The id of the process in which steps run."""
+
+    @property
+    @abstractmethod
     def busy(self) -> bool:
         """Whether any request is left."""
 

@@ -6,6 +6,7 @@ does with a kind of message is found out by rendering a few words, once.
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -42,6 +43,12 @@ RESERVED = frozenset(
     )
 )
 """Names that are no variables of a template: arguments of ours and of transformers' function."""
+EFFORT = "reasoning_effort"
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Levels that clients know, ascending."""
+TAUGHT = ("low", "medium", "high")
+"""Those that a model has learned whose template shows it any word."""
+UNKNOWN_EFFORT = "Mark1"
 PROBED = 64
 """Templates whose ways are remembered."""
 NO_ARGUMENTS: Mapping[str, Any] = {}
@@ -66,6 +73,8 @@ def render_chat(
     """
     tools = variables.pop("tools", None) or None
     source = template_source(tokenizer, template, tools)
+    if isinstance(variables.get(EFFORT), str):
+        variables |= nearest_effort(source, variables.pop(EFFORT))
     shown = {"tools": template_tools(tools, source)} if tools else {}
 
     def render(count: int) -> str:
@@ -186,6 +195,28 @@ def shows_thoughts_beside_text(source: str) -> bool:
     ]
     alone = [turns[0], {**turns[1], "content": ""}, turns[2]]
     return _shows(source, turns) or not _shows(source, alone)
+
+
+@lru_cache(PROBED)
+def nearest_effort(source: str, effort: str) -> dict[str, str]:
+    """The effort that a template knows nearest to the one asked for, the lower of two, by the name
+    of its variable; nothing where it knows none. One that is no level stays as it is."""
+    if EFFORT not in source or effort not in EFFORTS:
+        return {EFFORT: effort}
+    known = [level for level in EFFORTS if _knows_effort(source, level)]
+    place = EFFORTS.index(effort)
+    near = sorted(known, key=lambda level: abs(EFFORTS.index(level) - place))
+    return {EFFORT: near[0]} if near else {}
+
+
+def _knows_effort(source: str, level: str) -> bool:
+    """Whether a template takes a level, and names it or is not the same without it."""
+    turns = [{"role": "user", "content": "Mark0"}]
+    if not _shows(source, turns, **{EFFORT: level}):
+        return False
+    if re.search(rf"""["']{level}["']""", source):
+        return True
+    return level in TAUGHT and _shows(source, turns, UNKNOWN_EFFORT, **{EFFORT: UNKNOWN_EFFORT})
 
 
 @lru_cache(PROBED)

@@ -153,6 +153,7 @@ class GenerationBody(Body):
     request_id: str | None = None
     """What the answer's id ends with."""
     priority: Integer | None = None
+    stream_interval: Positive | None = None
     """Of waiting requests those with the lowest number are next."""
     cache_salt: str | None = None
     """Requests with different salts share no cached prefix."""

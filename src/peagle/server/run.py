@@ -28,6 +28,8 @@ BACKLOG = 2048
 FAREWELL = 2
 """Seconds for what is still open after the time to drain: a body that never comes, a stream that
 nobody reads."""
+TICKS_A_LINE = 100
+"""Ten seconds of uvicorn's ticks."""
 LAST = 0.8
 """Seconds after a second signal for telling whoever has an open request."""
 TURN = 5e-4
@@ -107,7 +109,9 @@ def serve(
 
 
 def _warn(llm: AsyncLLM, settings: ServerSettings, host: str) -> None:
-    """Warn of surprises: a server open to all, a template that refuses every question."""
+    """Warn of surprises: a server open to all, a template that refuses every question. Tell the
+    seed, by which answers can be had again."""
+    log.info(f"requests without a seed have those from {llm.llm.engine.facts.seed} on")
     if not settings.api_keys and host not in ("127.0.0.1", "::1"):
         log.warning("no API key: whoever reaches this port can use it; see --api-key")
     if llm.llm.chat_config.chat_template is not None:
@@ -145,7 +149,10 @@ class DrainingServer(uvicorn.Server):
             self._announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end, asked several times a second; also when the engine has failed."""
+        """Whether to end, asked ten times a second; also when the engine has failed. Tells the
+        figures of traffic now and then."""
+        if counter and counter % TICKS_A_LINE == 0 and (line := self._service.metrics.line()):
+            log.info(line)
         return await super().on_tick(counter) or self._service.failed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -30,6 +30,7 @@ FIELDS = (
     "truncate_prompt_tokens",
     "priority",
     "seed",
+    "stream_interval",
 )
 """Fields with the same name in both."""
 ALIASES = {

@@ -48,10 +48,8 @@ class Service:
         self._async = llm
         self.llm: LLM = llm.llm
         self.settings = settings
-        engine = self.llm.engine
-        self.metrics = Metrics(
-            settings.model_names[0], lambda: engine.stats, self.llm.k, lambda: engine.step_age
-        )
+        name = settings.model_names[0]
+        self.metrics = Metrics(name, self.llm.engine, self.llm.draft_totals)
         suggested = self.llm.sampling_defaults if settings.generation_config == "auto" else {}
         self.sampling_defaults = suggested | {"stream_interval": settings.stream_interval}
         self.capacity = math.inf
@@ -141,7 +139,7 @@ class Service:
         prepared = [choice for one in each for choice in one.choices(n)]
         self._check_logprobs(prepared)
         # n sequences in a row share a prompt, which counts once
-        watches = [self.metrics.watch(counts_prompt=i % n == 0) for i in range(len(prepared))]
+        watches = [self.metrics.watch(one, None if i % n else n) for i, one in enumerate(prepared)]
         batches = await running.enter_async_context(self._async.run(prepared))
         for watch in watches:
             running.callback(watch.close)
