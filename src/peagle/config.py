@@ -142,6 +142,9 @@ class SamplingParams(Config):
     """Of waiting requests those with the lowest number are next."""
     cache_salt: str | None = None
     """Requests with different salts share no cached prefix."""
+    thinking_token_budget: NonNegativeInt | None = None
+    """Most tokens of a chat's thoughts, after which they end, where the target's dialect has a
+    token for their end. None: no bound."""
     stream_interval: PositiveInt = 1
     """A stream's chunks hold so many tokens, but for its first and its last."""
 

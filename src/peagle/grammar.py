@@ -7,10 +7,8 @@ import contextlib
 import functools
 import json
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from peagle.config import StructuredOutputs
 from peagle.errors import InputError, lacking
@@ -19,11 +17,6 @@ from peagle.sandbox import SANDBOX
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits
 
-T = TypeVar("T")
-STACK = 1 << 30
-"""Bytes of stack, of which only those used are allocated: rules are compiled recursively, each
-within the one that names it, and a request may bring thousands."""
-SIZING_STACKS = threading.Lock()
 KEPT = 64
 """Compiled grammars that are kept."""
 STEP_ITEMS = 5000
@@ -185,25 +178,6 @@ def complaint_of(matcher: "LLMatcher") -> str:
     told, *more = matcher.get_error().strip().splitlines()
     reasons = (line.removeprefix("error: ") for line in more if line.startswith("error: "))
     return " ".join([FORM, UNFIT.get(told, told), *reasons])
-
-
-def on_large_stack(work: Callable[[], T]) -> T:
-    """Run some work on a thread with a large stack; returns or raises what the work does."""
-    done: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-
-    with SIZING_STACKS:
-        before = threading.stack_size(STACK)
-        try:
-            threading.Thread(target=run, name="peagle-grammar", daemon=True).start()
-        finally:
-            threading.stack_size(before)
-    return done.result()
 
 
 def lark_rule(wanted: StructuredOutputs) -> str:

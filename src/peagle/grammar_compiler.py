@@ -11,7 +11,8 @@ from torch import Tensor
 
 from peagle.config import StructuredOutputs
 from peagle.errors import InputError
-from peagle.grammar import FORM, KEPT, complaint_of, importing, limits, on_large_stack, source_of
+from peagle.grammar import FORM, KEPT, complaint_of, importing, limits, source_of
+from peagle.sandbox import on_large_stack
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

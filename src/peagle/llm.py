@@ -39,7 +39,7 @@ from peagle.preparation import LARGE
 from peagle.schema import kept_form
 from peagle.speculation import DraftTotals
 from peagle.stop_strings import StopStrings
-from peagle.token_rules import endings_of
+from peagle.token_rules import ThoughtSpan, endings_of
 
 Prompt = str | Sequence[int]
 SHRINKAGE = 4
@@ -285,16 +285,25 @@ class LLM:
             wanted = StructuredOutputs(grammar=grammar) if grammar is not None else None
         if wanted is not None:  # it ends where it is complete, that of required calls as well
             params = params.model_copy(update={"min_tokens": 0, "ignore_eos": False})
-        return Prepared(tokens, params, self._form(wanted, params), chat)
+        thoughts = None
+        if chat is not None and (budget := params.thinking_token_budget) is not None:
+            span = self.dialect.thought_span(tokens)
+            thoughts = None if span is None else (span, budget)
+        return Prepared(tokens, params, self._form(wanted, params, thoughts), chat)
 
-    def _form(self, wanted: StructuredOutputs | None, params: SamplingParams) -> Form | None:
-        """What the output must keep to, compiled; None: nothing."""
+    def _form(
+        self,
+        wanted: StructuredOutputs | None,
+        params: SamplingParams,
+        thoughts: tuple[ThoughtSpan, int] | None,
+    ) -> Form | None:
+        """What the output must keep to, compiled; None: nothing. thoughts: as in `Form`."""
         endings = endings_of(params.bad_words, self.tokenizer, self.engine.vocab_size)
         grammar = None if wanted is None else written(wanted)
         if grammar is not None:
             refuse_costly(grammar)
-        form = Form(grammar, params.allowed_token_ids, endings)
-        if form.grammar is None and not form.has_rules:
+        form = Form(grammar, params.allowed_token_ids, endings, thoughts)
+        if form.grammar is None and not form.has_rules and thoughts is None:
             return None
         self.engine.compile(form)
         return form
@@ -326,6 +335,7 @@ class LLM:
         Without it the first request that needs it waits, and others with it.
         """
         with contextlib.suppress(InputError):  # not installed, or no end of text: told when asked
+            refuse_costly(written(StructuredOutputs(regex="a")))  # starts its process
             self.engine.build_grammars()
 
     def submit(self, prepared: Prepared, followed: bool = True) -> str:

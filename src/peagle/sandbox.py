@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import IO, Any, TypeVar
 
@@ -25,11 +26,15 @@ CPU_SECONDS = 5
 """Seconds of a processor that one piece of work may take."""
 WALL_SECONDS = 60.0
 """Seconds for it on a machine that has other work."""
-MEMORY = 3 << 30
-"""Bytes of addresses, of which a large stack takes a third without using them."""
+MEMORY = 2 << 30
+"""Bytes of addresses, of which a large stack takes half without using them."""
+STACK = 1 << 30
+"""Bytes of stack, of which only those used are allocated: rules are compiled recursively, each
+within the one that names it, and a request may bring thousands."""
+SIZING_STACKS = threading.Lock()
 LOOK = 0.1
 """Seconds between two looks at whether anybody still waits."""
-NICE = 10
+NICE = 5
 """Steps of an engine on a CPU go first."""
 LEFT: contextvars.ContextVar[threading.Event] = contextvars.ContextVar("LEFT")
 """Set once nobody waits any more for what is done in this context."""
@@ -94,6 +99,25 @@ class Sandbox:
         )
 
 
+def on_large_stack(work: Callable[[], T]) -> T:
+    """Run some work on a thread with a large stack; returns or raises what the work does."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    with SIZING_STACKS:
+        before = threading.stack_size(STACK)
+        try:
+            threading.Thread(target=run, name="peagle-grammar", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+    return done.result()
+
+
 SANDBOX = Sandbox()
 """This process's own."""
 
@@ -118,8 +142,6 @@ def _line(answers: IO[bytes]) -> bytes:
 
 def main() -> None:
     """Do what is asked for, line by line, until the other end is closed."""
-    from peagle.grammar import on_large_stack
-
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

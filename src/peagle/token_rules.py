@@ -1,6 +1,7 @@
 """Single tokens that are ruled out: all but some, and those that would complete a text."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -76,6 +77,60 @@ class TokenRules:
         for length in self._lengths:
             for token in self._last.get(tuple(before[-length:]), ()):
                 row[token >> 3] &= ~(1 << (token & 7)) & 255
+
+
+@dataclass(frozen=True)
+class ThoughtSpan:
+    """The tokens between which a model thinks."""
+
+    begin: int
+    end: int
+    within: bool
+    """Whether it thinks from its first token on."""
+
+
+class ThoughtBudget:
+    """Ends thoughts after `most` of their tokens. rest: what else binds the output."""
+
+    def __init__(
+        self, span: ThoughtSpan, most: int, vocab_size: int, rest: Constraint | None
+    ) -> None:
+        self._span, self._most, self._rest = span, most, rest
+        self._end = _bits([span.end], -(-vocab_size // 8))
+        self._thought: int | None = 0 if span.within else None
+        """Tokens of the present thoughts; None: it does not think."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the rest can no longer be followed."""
+        return None if self._rest is None else self._rest.failure
+
+    def allowed(self, drafts: Sequence[int]) -> Tensor:
+        """As `Constraint.allowed`: at the end of the budget only what ends the thoughts."""
+        if self._rest is None:
+            rows = torch.full((len(drafts) + 1, len(self._end)), 255, dtype=torch.uint8)
+        else:
+            rows = self._rest.allowed(drafts)
+        thought = self._thought
+        for row, draft in zip(rows, (*drafts, self._span.end), strict=True):
+            if thought is not None and thought >= self._most:
+                row.copy_(self._end)
+            thought = self._after(thought, draft)
+        return rows
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Follow tokens that were chosen."""
+        for token in tokens:
+            self._thought = self._after(self._thought, token)
+        if self._rest is not None:
+            self._rest.advance(tokens)
+
+    def _after(self, thought: int | None, token: int) -> int | None:
+        if token == self._span.end:
+            return None
+        if thought is None:
+            return 0 if token == self._span.begin else None
+        return thought + 1
 
 
 def endings_of(

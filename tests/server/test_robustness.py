@@ -723,4 +723,5 @@ def test_a_variable_that_is_a_field_is_refused(server: Running):
     body = {"messages": [{"role": "user", "content": "x"}]}
     body["chat_template_kwargs"] = {"add_special_tokens": True}
     status, _, found = ask(server, "/v1/chat/completions", body)
-    assert (status, found["error"]["param"]) == (400, "chat_template_kwargs")
+    assert status == 400
+    assert "add_special_tokens" in found["error"]["message"]

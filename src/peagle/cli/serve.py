@@ -175,7 +175,8 @@ def serve(
             ),
             **readers,
         )
-        config = EngineConfig(**{"seed": secrets.randbits(SEED_BITS)} | sizes, **hardware)
+        drawn: dict[str, Any] = {"seed": secrets.randbits(SEED_BITS)}
+        config = EngineConfig(**drawn | sizes, **hardware)
     run = _runner()
     run.set_up_log(settings.log_format)
     for line in command.said:

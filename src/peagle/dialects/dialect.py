@@ -6,6 +6,7 @@ from typing import Protocol
 from peagle.dialects.markers import Markers
 from peagle.dialects.parser import Parser
 from peagle.dialects.tools import ToolUse
+from peagle.token_rules import ThoughtSpan
 
 
 class Dialect(Protocol):
@@ -22,6 +23,11 @@ class Dialect(Protocol):
 
     def ends(self, use: ToolUse | None) -> tuple[int, ...]:
         """Tokens that end an answer, whether or not the target's configuration lists them."""
+        ...
+
+    def thought_span(self, prompt: Sequence[int]) -> ThoughtSpan | None:
+        """The tokens that begin and end the thoughts of an answer to a prompt; None where no single
+        token does."""
         ...
 
     def parser(self, prompt: Sequence[int], use: ToolUse | None) -> Parser:

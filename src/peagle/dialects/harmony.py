@@ -188,6 +188,9 @@ class HarmonyDialect:
         ids = self._markers.ids
         return tuple(token for token, marker in ids.items() if marker in (CALL, RETURN))
 
+    def thought_span(self, prompt: Sequence[int]) -> None:
+        """None: after a message of thoughts another may follow."""
+
     def parser(self, prompt: Sequence[int], use: ToolUse | None) -> HarmonyParser:
         """A parser in the state that the prompt's last message leaves."""
         parser = HarmonyParser(use)

@@ -17,6 +17,7 @@ from peagle.dialects.markers import Markers
 from peagle.dialects.parser import Section
 from peagle.dialects.sections import Trimmed
 from peagle.dialects.tools import ToolUse
+from peagle.token_rules import ThoughtSpan
 
 THOUGHTS = ("thinking", "reasoning", "reasoning_content")
 CALLS = "tool_calls"
@@ -117,6 +118,10 @@ class ResponseTemplateDialect:
     def ends(self, use: ToolUse | None) -> tuple[int, ...]:
         """Those of the dialect that the template looks like."""
         return self._like.ends(use)
+
+    def thought_span(self, prompt: Sequence[int]) -> ThoughtSpan | None:
+        """That of the dialect that the template looks like."""
+        return self._like.thought_span(prompt)
 
     def parser(self, prompt: Sequence[int], use: ToolUse | None) -> ResponseTemplateParser:
         """A parser in the state that the prompt leaves."""

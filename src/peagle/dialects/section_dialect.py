@@ -9,6 +9,7 @@ from peagle.dialects.markers import Markers
 from peagle.dialects.parser import Parser
 from peagle.dialects.sections import CallFormat, ReasoningFormat, Sections
 from peagle.dialects.tools import ToolUse
+from peagle.token_rules import ThoughtSpan
 
 TURNS = ("<|im_start|>", "<|start_header_id|>", "<|turn>", "<start_of_turn>")
 """Tokens that begin a turn: an answer goes on from what stands after the prompt's last one."""
@@ -46,6 +47,15 @@ class SectionDialect:
     def ends(self, use: ToolUse | None) -> tuple[int, ...]:
         """The token by which a model hands over to its tools."""
         return () if use is None else self._handover
+
+    def thought_span(self, prompt: Sequence[int]) -> ThoughtSpan | None:
+        """The tokens of both markers, where they are tokens."""
+        ids, how = self._without_calls.ids, self._reasoning
+        tokens = {marker: token for token, marker in ids.items()}
+        if how is None or how.begin not in tokens or how.end not in tokens:
+            return None
+        within = self._thinks(prompt) is True
+        return ThoughtSpan(tokens[how.begin], tokens[how.end], within)
 
     def parser(self, prompt: Sequence[int], use: ToolUse | None) -> Parser:
         """A parser in the state that the prompt leaves."""

@@ -16,5 +16,5 @@
   engine.
 - What is sent: `messages`. Nothing in them is code, and nobody else can send any.
 - The other process: `child` is its beginning, `loop` its work. It runs steps without being asked,
-  and ends when the one in front does.
+  and ends when the one in front does. `watchdog` notices a step that does not end, there or here.
 """

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from peagle.engine.constraint import Constraint
 from peagle.engine_client.form import Form, read
 from peagle.grammar_compiler import GrammarCompiler
-from peagle.token_rules import TokenRules
+from peagle.token_rules import ThoughtBudget, TokenRules
 
 
 class Constraints:
@@ -40,9 +40,12 @@ class Constraints:
         bound: Constraint | None = None
         if form.grammar is not None:
             bound = self._grammars().compile(read(form.grammar))
-        if bound is not None and not form.has_rules:
-            return bound
-        return TokenRules(form.allowed, form.endings, self._vocab_size, bound)
+        if form.has_rules:
+            bound = TokenRules(form.allowed, form.endings, self._vocab_size, bound)
+        if form.thoughts is not None:
+            bound = ThoughtBudget(*form.thoughts, self._vocab_size, bound)
+        assert bound is not None, "a form binds"
+        return bound
 
     def _grammars(self) -> GrammarCompiler:
         with self._making:

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 
 from peagle.config import StructuredOutputs
+from peagle.token_rules import ThoughtSpan
 
 
 @dataclass(frozen=True, eq=False)
@@ -11,12 +12,14 @@ class Form:
     """One request's form, of which the engine makes its constraint.
 
     grammar: the source, `StructuredOutputs` as JSON. allowed: the only tokens that may come; None:
-    all. endings: sequences of tokens whose last may not come after the others.
+    all. endings: sequences of tokens whose last may not come after the others. thoughts: where they
+    are, and most of their tokens.
     """
 
     grammar: str | None = None
     allowed: tuple[int, ...] | None = None
     endings: tuple[tuple[int, ...], ...] = ()
+    thoughts: tuple[ThoughtSpan, int] | None = None
 
     @property
     def has_rules(self) -> bool:

@@ -28,6 +28,7 @@ IN_FRONT = frozenset(
         "skip_special_tokens",
         "stop",
         "structured_outputs",
+        "thinking_token_budget",
         "truncate_prompt_tokens",
     }
 )

@@ -44,8 +44,11 @@ RESERVED = frozenset(
 )
 """Names that are no variables of a template: arguments of ours and of transformers' function."""
 EFFORT = "reasoning_effort"
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""Levels that clients know, ascending."""
+NO_EFFORT = "none"
+EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
+"""Further levels that clients know, ascending."""
+PLAIN = [{"role": "user", "content": "Mark0"}]
+"""A question."""
 TAUGHT = ("low", "medium", "high")
 """Those that a model has learned whose template shows it any word."""
 UNKNOWN_EFFORT = "Mark1"
@@ -201,22 +204,23 @@ def shows_thoughts_beside_text(source: str) -> bool:
 def nearest_effort(source: str, effort: str) -> dict[str, str]:
     """The effort that a template knows nearest to the one asked for, the lower of two, by the name
     of its variable; nothing where it knows none. One that is no level stays as it is."""
-    if EFFORT not in source or effort not in EFFORTS:
+    if EFFORT not in source or effort not in (NO_EFFORT, *EFFORTS):
         return {EFFORT: effort}
+    if effort == NO_EFFORT and _shows(source, PLAIN, **{EFFORT: effort}):
+        return {EFFORT: effort}  # the switch for thoughts goes with it
     known = [level for level in EFFORTS if _knows_effort(source, level)]
-    place = EFFORTS.index(effort)
+    place = (NO_EFFORT, *EFFORTS).index(effort) - 1
     near = sorted(known, key=lambda level: abs(EFFORTS.index(level) - place))
     return {EFFORT: near[0]} if near else {}
 
 
 def _knows_effort(source: str, level: str) -> bool:
     """Whether a template takes a level, and names it or is not the same without it."""
-    turns = [{"role": "user", "content": "Mark0"}]
-    if not _shows(source, turns, **{EFFORT: level}):
+    if not _shows(source, PLAIN, **{EFFORT: level}):
         return False
     if re.search(rf"""["']{level}["']""", source):
         return True
-    return level in TAUGHT and _shows(source, turns, UNKNOWN_EFFORT, **{EFFORT: UNKNOWN_EFFORT})
+    return level in TAUGHT and _shows(source, PLAIN, UNKNOWN_EFFORT, **{EFFORT: UNKNOWN_EFFORT})
 
 
 @lru_cache(PROBED)

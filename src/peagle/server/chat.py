@@ -68,6 +68,7 @@ async def begin(service: Service, body: ChatBody, running: contextlib.AsyncExitS
         (body.top_logprobs or 0) if body.logprobs else None,
         structured,
     )
+    params = params.model_copy(update={"thinking_token_budget": body.thought_tokens})
     return await service.begin([prompt], params, n, running, ChatTurn(use))
 
 

@@ -245,11 +245,11 @@ class CompletionBody(GenerationBody):
 
 
 class Thinking(Body):
-    """Whether the model is to think; how long is its own decision."""
+    """Whether the model is to think, and how long at most."""
 
     type: str = "enabled"
     """Or "adaptive", which is on too, or "disabled"."""
-    budget_tokens: Ignored = None
+    budget_tokens: Count | None = None
     display: Ignored = None
 
 
@@ -260,6 +260,15 @@ class ThinkingSwitch(Body):
     """Anthropic's field, which others take too."""
     enable_thinking: bool | None = None
     """The same in Qwen's API."""
+    thinking_token_budget: Count | None = None
+    """Most tokens of thoughts, as vLLM calls it."""
+
+    @property
+    def thought_tokens(self) -> int | None:
+        """Most tokens of thoughts, by either name."""
+        if self.thinking_token_budget is None and isinstance(self.thinking, Thinking):
+            return self.thinking.budget_tokens
+        return self.thinking_token_budget
 
     @property
     def thinks(self) -> bool | None:

@@ -28,6 +28,7 @@ SAME = (
     "chat_template_kwargs",
     "thinking",
     "enable_thinking",
+    "thinking_token_budget",
 )
 """Fields with the same name in both."""
 TEXTS = TextBlock | ToolReferenceBlock
