@@ -14,8 +14,8 @@ from peagle.ops import moe as reference
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Clamped
 from peagle.ops.norm import rms_norm
+from peagle.ops.products import choice, widened
 from peagle.ops.products import quantized_activations as products
-from peagle.ops.products import widened
 from peagle.ops.products.choice import choose
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Epilogue
@@ -118,7 +118,7 @@ def test_many_rows_are_multiplied_by_what_is_widened_first(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ):
     """In strips, whatever the norm and the bias."""
-    monkeypatch.setattr(widened, "has_kernels", lambda x: True)
+    monkeypatch.setattr(choice, "has_kernels", lambda x: True)
     monkeypatch.setattr(widened, "STRIP", 64 * 320)
     layer = Linear(320, 200, bias=True).to(device)
     torch.nn.init.normal_(layer.bias)
@@ -278,6 +278,7 @@ def test_few_rows_keep_their_activations(monkeypatch: pytest.MonkeyPatch):
     """And so do weights that no one said are made for it, other types, and other GPUs."""
     layer = dynamic_layer(128, 512, (128, 128))
     assert not rounds(129, layer)
+    monkeypatch.setattr(choice, "has_kernels", lambda x: True)
     monkeypatch.setattr(products, "on_hopper", lambda x: True)
     assert rounds(129, layer)
     assert not rounds(128, layer)
@@ -304,6 +305,7 @@ def test_blocks_that_cublas_multiplies(
     wanted: bool,
     monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr(choice, "has_kernels", lambda x: True)
     monkeypatch.setattr(products, "on_hopper", lambda x: True)
     assert rounds(129, dynamic_layer(outputs, depth, block)) == wanted
 

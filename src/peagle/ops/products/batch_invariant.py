@@ -6,7 +6,7 @@ from peagle.ops.linear import Linear
 from peagle.ops.products.cublas import CuBLAS
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Product
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import kernels
 from peagle.ops.weight import QuantizedWeight, Weight
 
 
@@ -14,9 +14,7 @@ class BatchInvariant(CuBLAS):
     """Every product of such a layer on a GPU; what is around it has launches of its own."""
 
     def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
-        if not layer.batch_invariant or x.squares is not None or not has_kernels(x.x):
-            return False
-        return covers(layer.weight)
+        return layer.batch_invariant and x.squares is None and covers(layer.weight)
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         weight = layer.weight

@@ -11,8 +11,10 @@ from peagle.ops.products.product import Epilogue, Product
 from peagle.ops.products.quantized_activations import QuantizedActivations
 from peagle.ops.products.weight_only import WeightOnly
 from peagle.ops.products.widened import Widened
+from peagle.ops.triton import has_kernels
 from peagle.ops.weight import format_of
 
+PLAIN = Plain()
 KERNELS: tuple[Kernel, ...] = (
     BatchInvariant(),
     QuantizedActivations(),
@@ -20,13 +22,15 @@ KERNELS: tuple[Kernel, ...] = (
     WeightOnly(),
     FewRows(),
     CuBLAS(),
-    Plain(),
+    PLAIN,
 )
-"""The last one takes every product."""
+"""On a GPU; the last one, and elsewhere the only one, takes every product."""
 
 
 def choose(x: Normed, layer: Linear, epilogue: Epilogue) -> Kernel:
     """The kernel for `x @ weight.T` and what follows."""
+    if not has_kernels(x.x):
+        return PLAIN
     product = product_of(x, layer, epilogue)
     return next(kernel for kernel in KERNELS if kernel.takes(product, x, layer))
 

@@ -7,15 +7,14 @@ from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.plain import Plain
 from peagle.ops.products.product import Product
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import kernels
 
 
 class CuBLAS(Plain):
-    """Every product on a GPU; where it is gated, without a bias."""
+    """Every product of a tensor; where it is gated, without a bias."""
 
     def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
-        wanted = product.dense and has_kernels(x.x)
-        return wanted and not (product.gated and layer.bias is not None)
+        return product.dense and not (product.gated and layer.bias is not None)
 
     def gated(self, x: Normed, layer: Linear) -> Tensor:
         return kernels("swiglu").swiglu(self.linear(x, layer))

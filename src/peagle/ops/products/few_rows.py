@@ -7,14 +7,14 @@ from peagle.ops.norm import RMSNorm
 from peagle.ops.products.kernel import Kernel
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Product
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import kernels
 
 
 class FewRows(Kernel):
     """Those of which `tiles` says that a tile beats cuBLAS; where gated, without a bias."""
 
     def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
-        if not (product.dense and has_kernels(x.x)) or (product.gated and layer.bias is not None):
+        if not product.dense or (product.gated and layer.bias is not None):
             return False
         return kernels("tiles").takes(product, x.x.device)
 

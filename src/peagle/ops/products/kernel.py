@@ -15,7 +15,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
-        """Whether it covers this product, and is worth it here. Arguments as below."""
+        """On a GPU: whether it covers this product and is worth it. Arguments as below."""
 
     @abstractmethod
     def linear(self, x: Normed, layer: Linear) -> Tensor:

@@ -7,7 +7,7 @@ from peagle.ops.norm import RMSNorm
 from peagle.ops.products.cublas import CuBLAS
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Product
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import kernels
 from peagle.ops.weight import QuantizedWeight
 
 
@@ -16,9 +16,8 @@ class WeightOnly(CuBLAS):
 
     def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
         weight = layer.weight
-        if not isinstance(weight, QuantizedWeight) or not has_kernels(x.x):
-            return False
-        return kernels("quantized_product").takes(weight, weight.device)
+        packed = isinstance(weight, QuantizedWeight)
+        return packed and kernels("quantized_product").takes(weight, weight.device)
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         fast = kernels("quantized_product")

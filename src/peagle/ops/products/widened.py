@@ -7,7 +7,7 @@ from peagle.ops.linear import Linear
 from peagle.ops.products.cublas import CuBLAS
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Product
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import kernels
 from peagle.ops.weight import FP8, QuantizedWeight
 
 FEW = 512
@@ -22,7 +22,7 @@ class Widened(CuBLAS):
     def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
         weight = layer.weight
         packed = isinstance(weight, QuantizedWeight) and weight.format != FP8
-        return packed and product.rows > FEW and has_kernels(x.x)
+        return packed and product.rows > FEW
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         weight, (outputs, depth) = layer.weight, layer.weight.shape
