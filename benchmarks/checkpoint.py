@@ -22,6 +22,7 @@ from peagle.bench.synthetic import DRAFT_LAYERS
 from peagle.cli.script import run
 from peagle.device import resolve_device
 from peagle.drafters.checkpoint import save_drafter
+from peagle.drafters.model import DraftModel
 from peagle.errors import InputError
 from peagle.files import replacing_directory
 from peagle.models.saving import save_target
@@ -51,6 +52,7 @@ def main(
         write_target(fresh / "target", found, weights, dtype, device)
         if drafter:
             model = random_drafter(found, True, DRAFT_LAYERS["peagle"], device, kind).model
+            assert isinstance(model, DraftModel)
             save_drafter(fresh / "drafter", model, kind)
 
 

@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from peagle.drafters.kind import PEAGLE
-from peagle.drafters.model import DraftModel
+from peagle.drafters.kind import MTP, PEAGLE
+from peagle.drafters.network import Network
 from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.models.decoder import Decoder
 from peagle.ops.moe import RoutedExperts
@@ -19,7 +19,7 @@ PARTS = (
 
 
 def cycle_bytes(
-    target: Decoder, drafter: DraftModel | None, k: int, requests: int, positions: int
+    target: Decoder, drafter: Network | None, k: int, requests: int, positions: int
 ) -> dict[str, int]:
     """Bytes of one cycle of `requests` that together hold `positions` cached tokens.
 
@@ -32,8 +32,8 @@ def cycle_bytes(
     if drafter is None:
         return each
     passes = 1 if drafter.config.kind is PEAGLE else k
-    again = bytes_of(drafter.first, drafter.rest, drafter.readout.norm, drafter.readout.head)
-    once = bytes_of(drafter.fc)
+    again = bytes_of(*drafter.blocks, drafter.readout.norm, drafter.readout.head)
+    once = bytes_of(drafter.fc) * (passes if drafter.config.kind is MTP else 1)
     shape = drafter.config.transformer
     each["drafter weights"] = once + passes * again
     each["drafter keys and values"] = passes * positions * kv_bytes_per_token(shape, dtype)

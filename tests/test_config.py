@@ -68,6 +68,13 @@ def test_lookups_are_asked_for_by_vllms_keys(values, lengths: tuple[int, int] | 
     assert SpeculativeConfig(**values).lookup == lengths
 
 
+@pytest.mark.parametrize("name", ["mtp", "qwen3_5_mtp"])
+def test_the_targets_own_head_is_asked_for_by_vllms_names(name: str):
+    found = SpeculativeConfig.from_json(json.dumps({"method": name, "num_speculative_tokens": 2}))
+    assert found == SpeculativeConfig(method="mtp", num_speculative_tokens=2)
+    assert found.has_network
+
+
 def _synthetic(rates: list[float], k: int) -> str:
     how = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
     return json.dumps({"model": "d", "num_speculative_tokens": k, **how})
@@ -85,6 +92,11 @@ def _synthetic(rates: list[float], k: int) -> str:
         (json.dumps({"model": "d", "method": "medusa"}), "method: "),
         (json.dumps({"model": "d", "method": "ngram"}), "ngram has no drafter; leave out model"),
         (json.dumps({"method": "ngram"}), "ngram needs num_speculative_tokens"),
+        (json.dumps({"model": "d", "method": "mtp"}), "mtp is the target's own; leave out model"),
+        (
+            json.dumps({"method": "mtp", "parallel_drafting": True, "quantization": "fp8"}),
+            "mtp is the target's own; leave out parallel_drafting, quantization",
+        ),
         (
             json.dumps({"model": "d", "prompt_lookup_min": 5, "prompt_lookup_max": 4}),
             "prompt_lookup_min 5 is above prompt_lookup_max 4; raise",

@@ -252,6 +252,41 @@ def save_target(
     return directory
 
 
+def peer_mtp_layer(peer: Any) -> torch.nn.Module:
+    """Transformers' module of the layer of a Qwen3.5's own head, without values."""
+    attending = peer.config.layer_types.index("full_attention")
+    layer: torch.nn.Module = type(peer.model.layers[0])(peer.config, attending)
+    return layer.eval()
+
+
+@torch.no_grad()
+def add_mtp(directory: Path, layer_std: float = 0.03) -> Path:
+    """Put a head of its own beside a Qwen3.5's tensors; it takes the next token to depend mostly on
+    the newest one, as a target with small layers does."""
+    torch.manual_seed(2)
+    tensors = load_file(directory / "model.safetensors")
+    size = tensors["model.norm.weight"].shape[0]
+    own = {
+        f"layers.0.{name}": v
+        for name, v in peer_mtp_layer(load_peer(directory)).state_dict().items()
+    }
+    own |= {
+        name: torch.empty(size) for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")
+    }
+    own = {name if "." in name else f"{name}.weight": value for name, value in own.items()}
+    for name, value in own.items():
+        if "norm" in name:
+            torch.nn.init.uniform_(value, -0.3, 0.3)
+        else:
+            torch.nn.init.normal_(value, std=layer_std)
+    own["fc.weight"] = torch.cat((torch.eye(size), torch.zeros(size, size)), dim=1)
+    own["fc.weight"] += layer_std * torch.randn(size, 2 * size)
+    own["norm.weight"] = tensors["model.norm.weight"].clone()
+    tensors |= {f"mtp.{name}": value for name, value in own.items()}
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
 def save_whole_gemma4(directory: Path, text: Path) -> Path:
     """A Gemma 4 target as it is published, towers for images and audio around a language model."""
     tower = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}

@@ -20,6 +20,7 @@ import torch
 
 from peagle.bench.shapes import random_drafter, random_prompts, shape_of
 from peagle.drafters.checkpoint import save_drafter
+from peagle.drafters.model import DraftModel
 from peers.config_json import config_json
 from peers.job import Job
 
@@ -104,6 +105,7 @@ def write_drafter(job: Job, parallel: bool, directory: Path) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype, shape = getattr(torch, job.dtype), shape_of(str(job.shape))
     model = random_drafter(shape, parallel, job.layers, device, dtype).model
+    assert isinstance(model, DraftModel)
     save_drafter(directory, model, dtype)
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+from collections.abc import Set
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, Self
@@ -197,7 +198,9 @@ class ChatConfig(Config):
     """How the target writes thoughts; unset, its tokenizer and template tell."""
 
 
-METHODS = ("eagle3", "ngram")
+METHODS = ("eagle3", "mtp", "ngram")
+MTP_NAMES = ("mtp", "qwen3_5_mtp")
+"""vLLM's names of a target's own head, the newer first."""
 PROPOSERS = "peagle.proposers"
 """The group of entry points by which other packages add methods."""
 DrafterFormat = Literal["fp8"]
@@ -242,8 +245,8 @@ class SpeculativeConfig(Config):
     """
 
     method: str = "eagle3"
-    """eagle3, whichever kind the drafter is of; ngram; or a proposer of another package, by the
-    name of its entry point."""
+    """eagle3, whichever kind the drafter is of; mtp, the target's own head; ngram; or a proposer of
+    another package, by the name of its entry point."""
     model: str | None = None
     """The drafter's directory or hub id; for eagle3 alone."""
     revision: str | None = None
@@ -270,10 +273,19 @@ class SpeculativeConfig(Config):
     synthetic_acceptance_rates: tuple[AcceptanceRate, ...] | None = None
     """In which share of cycles draft 1, 2, ... K is accepted, none above the one before."""
 
+    @field_validator("method")
+    @classmethod
+    def _newer_name(cls, method: str) -> str:
+        return "mtp" if method in MTP_NAMES else method
+
     @model_validator(mode="after")
     def _agree(self) -> Self:
         self._check_synthetic()
-        if self.method != "eagle3":
+        if self.method == "mtp":
+            self._leave_out(
+                {"model", "revision", "parallel_drafting", "quantization"}, "is the target's own"
+            )
+        elif self.method != "eagle3":
             self._check_without_drafter()
         elif self.model is None:
             raise ValueError("model is missing: give the drafter's directory or hub id")
@@ -294,12 +306,15 @@ class SpeculativeConfig(Config):
         foreign = {"model", "parallel_drafting", "quantization", "num_tree_nodes"}
         if self.method != "ngram":
             foreign |= {"prompt_lookup_min", "prompt_lookup_max"}
-        given = sorted(name for name in foreign if getattr(self, name) is not None)
-        if given:
-            raise ValueError(f"{self.method} has no drafter; leave out {', '.join(given)}")
+        self._leave_out(foreign, "has no drafter")
         if self.num_speculative_tokens is None:
             told = "needs num_speculative_tokens, the most drafts of a cycle"
             raise ValueError(f"{self.method} {told}")
+
+    def _leave_out(self, foreign: Set[str], why: str) -> None:
+        given = sorted(name for name in foreign if getattr(self, name) is not None)
+        if given:
+            raise ValueError(f"{self.method} {why}; leave out {', '.join(given)}")
 
     def _check_synthetic(self) -> None:
         rates = self.synthetic_acceptance_rates
@@ -316,6 +331,11 @@ class SpeculativeConfig(Config):
             )
         if any(later > rate for rate, later in itertools.pairwise(rates)):
             raise ValueError("synthetic_acceptance_rates: no rate may be above the one before")
+
+    @property
+    def has_network(self) -> bool:
+        """Whether a network drafts: a drafter, or the target's own head."""
+        return self.model is not None or self.method == "mtp"
 
     @property
     def lookup(self) -> tuple[int, int] | None:
@@ -337,7 +357,7 @@ class SpeculativeConfig(Config):
             if (value := values.pop(key)) not in (False, 1):
                 log.warning(f"speculative config: {key} {value}: drafts are made as peagle does")
         method = values.get("method", "eagle3")
-        if method not in METHODS and method not in (methods := known_methods()):
+        if method not in (*METHODS, *MTP_NAMES) and method not in (methods := known_methods()):
             told = f"{method} is neither {' nor '.join(methods)}; vLLM has more: --engine vllm"
             raise ConfigError(cls.__name__, [("method", told)])
         return cls(**values)

@@ -1,9 +1,11 @@
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-from tiny_pair import TinyPair, save_pair
+from tiny import add_mtp, save_target
+from tiny_pair import VOCAB, TinyPair, save_pair, save_tokenizer
 
 from peagle.cli.app import main
 
@@ -18,6 +20,15 @@ class Result:
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
     return save_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="session")
+def own_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target with a head of its own."""
+    place = tmp_path_factory.mktemp("own") / "target"
+    directory = save_target(place, "qwen3_5", vocab_size=VOCAB, layer_std=0.05)
+    save_tokenizer(directory)
+    return add_mtp(directory)
 
 
 @pytest.fixture

@@ -150,6 +150,15 @@ def test_a_lookup_alone_runs_beside_none(peagle, pair, tmp_path):
     assert "n-gram" in result.out
 
 
+def test_a_targets_own_head_runs_beside_none(peagle, own_head, tmp_path):
+    asked = '{"method": "mtp", "num_speculative_tokens": 2}'
+    size = ["--limit", 1, "--max-tokens", 8, "--rounds", 1, "--json", tmp_path / "out.json"]
+    assert peagle("bench", own_head, "--speculative-config", asked, *size).code == 0
+    both = json.loads((tmp_path / "out.json").read_text())["runs"]
+    assert [(found["method"], found["k"]) for found in both] == [("none", 0), ("mtp", 2)]
+    assert both[1]["same_text"] is not False
+
+
 def test_given_acceptance_is_not_measured(peagle, pair):
     rates = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5]}
     asked = json.dumps({"model": str(pair.peagle), "num_speculative_tokens": 1, **rates})

@@ -67,6 +67,20 @@ def test_a_lookup_is_told_and_checked(peagle, pair):
     assert peagle("check", "--speculative-config", longer).code == 0, "lookups find so many"
 
 
+def test_a_targets_own_head_is_told_and_checked(peagle, pair, own_head):
+    asked = ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}']
+    result = peagle("check", *asked, "--target", own_head)
+    assert (result.code, result.err) == (0, "")
+    assert "MTP: K tokens in K passes of the target's own head" in result.out
+    tensors = load_file(own_head / "model.safetensors")
+    own = sum(tensor.numel() for name, tensor in tensors.items() if name.startswith("mtp."))
+    assert f"{own:,}" in result.out
+    refused = peagle("check", *asked, "--target", pair.target)
+    assert refused.code == 2
+    assert "Qwen3ForCausalLM has no head of its own" in refused.err
+    assert "give --target" in peagle("check", *asked).err
+
+
 def test_what_is_wrong_with_a_speculative_config(peagle, pair):
     def said(config: str, *flags: object) -> str:
         result = peagle("check", "--speculative-config", config, *flags)

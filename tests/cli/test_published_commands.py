@@ -18,10 +18,11 @@ STANDS_IN = {
     "gemma": ("gemma4", "gemma4"),
     "llama-3.2": ("llama", "llama3.2"),
     "llama": ("llama", "llama3.1"),
+    "qwen3.": ("qwen3_5", "qwen3.5"),
     "qwen": ("qwen3", "qwen3"),
 }
 """What a model's name holds, and the families of weights and tokenizer that stand in for it."""
-LENGTH = 131_072
+LENGTH, LENGTHS = 131_072, {"qwen3_5": 262_144}
 YARN = {**tiny.GPT_OSS["rope_parameters"], "factor": 32.0, "original_max_position_embeddings": 4096}
 
 
@@ -67,11 +68,12 @@ def save_model(place: Path) -> None:
         return
     sizes = {"vocab_size": len(own), "eos_token_id": own.eos_token_id}
     scaling = {"rope_parameters": YARN} if weights == "gpt_oss" else {}
-    tiny.save_target(place, weights, max_position_embeddings=LENGTH, **sizes, **scaling)
+    length = LENGTHS.get(weights, LENGTH)
+    tiny.save_target(place, weights, max_position_embeddings=length, **sizes, **scaling)
     own.save_pretrained(place)
     changes: dict[str, object] = {}
-    if any(version in name for version in ("3.5", "3.6", "3.8")):
-        changes["architectures"] = ["Qwen3_5ForConditionalGeneration"]
+    if weights == "qwen3_5":
+        tiny.add_mtp(place)
     elif "nvfp4" in name:
         changes["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
     elif "awq" in name:

@@ -13,6 +13,8 @@ from test_quantization import E4M3
 from transformers import AutoModelForCausalLM, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from peagle.config import SamplingParams
+from peagle.drafters.methods import drafter_for
+from peagle.drafters.mtp import load_mtp
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.models.families import read_spec
@@ -58,7 +60,7 @@ def test_other_sizes(tmp_path: Path, sizes: Values):
 
 
 def test_published_directories_hold_a_tower_and_more_heads(tmp_path: Path):
-    text = tiny.save_target(tmp_path / "text", "qwen3_5")
+    text = tiny.add_mtp(tiny.save_target(tmp_path / "text", "qwen3_5"))
     tower = {"depth": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16}
     config = Qwen3_5Config(
         text_config=AutoModelForCausalLM.from_pretrained(text).config.to_dict(),
@@ -70,10 +72,13 @@ def test_published_directories_hold_a_tower_and_more_heads(tmp_path: Path):
     model.lm_head.load_state_dict(inner.lm_head.state_dict())
     model.save_pretrained(tmp_path / "whole")
     tensors = load_file(tmp_path / "whole" / "model.safetensors")
-    tensors["mtp.fc.weight"] = torch.zeros(64, 128)
+    own = load_file(text / "model.safetensors")
+    tensors |= {name: value for name, value in own.items() if name.startswith("mtp.")}
     save_file(tensors, tmp_path / "whole" / "model.safetensors", {"format": "pt"})
     check_decoder(tmp_path / "whole")
     assert torch.equal(logits(tmp_path / "whole"), logits(text))
+    heads = [load_mtp(path, tiny.load_target(path)) for path in (tmp_path / "whole", text)]
+    assert all(map(torch.equal, *(head.state_dict().values() for head in heads)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -144,11 +149,20 @@ def test_fp8_in_blocks(tmp_path: Path, family: str, head_dim: int):
     torch.testing.assert_close(logits(directory), logits(twin), atol=1e-4, rtol=1e-4)
 
 
-def test_text_in_fp8_is_the_same_with_drafts(tmp_path: Path):
-    directory = tiny.save_target(tmp_path / "target", "qwen3_5")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("own", [False, True], ids=["drafter", "its own head, but for fc in FP8"])
+def test_text_in_fp8_is_the_same_with_drafts(tmp_path: Path, family: str, own: bool):
+    directory = tiny.add_mtp(tiny.save_target(tmp_path / "target", family))
     in_blocks(directory)
+    stored = load_file(directory / "model.safetensors")
+    assert stored["mtp.layers.0.self_attn.q_proj.weight"].dtype == E4M3
+    assert stored["mtp.fc.weight"].dtype == torch.float32
     decoder = tiny.load_target(directory)
-    drafter = tiny.random_drafter_for(decoder, tmp_path, tiny.drafter_config(parallel=True))
+    if own:
+        drafter = drafter_for(load_mtp(directory, decoder))
+    else:
+        config = tiny.drafter_config(parallel=True)
+        drafter = tiny.random_drafter_for(decoder, tmp_path / "drafter", config)
     how, prompts = SamplingParams(max_tokens=20), [TOKENS[:9], TOKENS[20:50]]
     config = tiny.engine_config()
     plain = tiny.run(Engine(decoder, None, 0, config), prompts, how)

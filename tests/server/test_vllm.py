@@ -59,8 +59,14 @@ def command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.usefixtures("_vllm")
-def test_a_lookup_gets_through(monkeypatch: pytest.MonkeyPatch):
-    config = '{"method":"ngram","num_speculative_tokens":7,"prompt_lookup_max":4}'
+@pytest.mark.parametrize(
+    "config",
+    [
+        '{"method":"ngram","num_speculative_tokens":7,"prompt_lookup_max":4}',
+        '{"method":"mtp","num_speculative_tokens":3}',
+    ],
+)
+def test_what_has_no_directory_gets_through(config: str, monkeypatch: pytest.MonkeyPatch):
     found = command(["t", "--speculative-config", config], monkeypatch)
     assert found == ["serve", "t", "--speculative-config", config]
 

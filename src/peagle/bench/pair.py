@@ -19,6 +19,8 @@ NAMES = {
     "eagle3+ngram": "EAGLE-3 + n-gram",
     "peagle": "P-EAGLE",
     "peagle+ngram": "P-EAGLE + n-gram",
+    "mtp": "MTP",
+    "mtp+ngram": "MTP + n-gram",
 }
 """Methods as people write them."""
 METHODS = ("none", "eagle3", "peagle")
@@ -49,7 +51,7 @@ class Pair:
         by = drafter_of(method)
         shortest, longest = self.lookup if looks_up(method) else (None, None)
         return SpeculativeConfig(
-            method="ngram" if by is None else "eagle3",
+            method=alone(method) if by is None else "eagle3",
             model=None if by is None else self.drafters[by],
             num_speculative_tokens=k,
             parallel_drafting=None if by is None else KIND_OF_METHOD[by].parallel_drafting,
@@ -92,8 +94,13 @@ class Pair:
 
 def drafter_of(method: str) -> str | None:
     """Whose drafter a method runs: eagle3's, peagle's or none."""
-    by = method.removesuffix("+ngram")
+    by = alone(method)
     return by if by in ("eagle3", "peagle") else None
+
+
+def alone(method: str) -> str:
+    """A method without the lookups beside it."""
+    return method.removesuffix("+ngram")
 
 
 def looks_up(method: str) -> bool:

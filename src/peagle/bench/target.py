@@ -1,13 +1,9 @@
 """A target's weights, loaded once for all engines that verify with them."""
 
-from functools import partial
-
-from peagle.config import TREE_NODES, DrafterFormat, EngineConfig, SpeculativeConfig
+from peagle.config import TREE_NODES, EngineConfig, SpeculativeConfig
 from peagle.device import resolve_device, resolve_dtype
-from peagle.drafters.checkpoint import load_drafter
-from peagle.drafters.kind import Kind, kind_asked
-from peagle.drafters.methods import proposer_for
-from peagle.drafters.model import DraftModel
+from peagle.drafters.methods import load_network, proposer_for
+from peagle.drafters.network import Network
 from peagle.drafters.proposer import Needs, Proposer
 from peagle.engine.capacity import cache_shape
 from peagle.engine.engine import Engine
@@ -36,19 +32,16 @@ class SharedTarget:
             batch_invariant=config.batch_invariant,
         )
         self.tokenizer = load_tokenizer(directory)
-        self._draft_models: dict[tuple[str, Kind | None, DrafterFormat | None], DraftModel] = {}
+        self._directory = directory
+        self._networks: dict[tuple[object, ...], Network] = {}
         self._ends = end_tokens(directory, self.tokenizer.eos_token_id)
 
-    def draft_model(
-        self, drafter: str, kind: Kind | None, quantization: DrafterFormat | None = None
-    ) -> DraftModel:
-        """A drafter's weights, loaded once too."""
-        named = drafter, kind, quantization
-        if named not in self._draft_models:
-            place = model_directory(drafter)
-            model = load_drafter(place, self._decoder, kind, quantization)
-            self._draft_models[named] = model
-        return self._draft_models[named]
+    def network(self, speculation: SpeculativeConfig) -> Network:
+        """A network's weights, loaded once too."""
+        named = speculation.model, speculation.parallel_drafting, speculation.quantization
+        if named not in self._networks:
+            self._networks[named] = load_network(speculation, self._directory, self._decoder)
+        return self._networks[named]
 
     def llm(
         self, speculation: SpeculativeConfig | None, config: EngineConfig, longest: int | None
@@ -60,20 +53,13 @@ class SharedTarget:
         """
         nodes = None if speculation is None else speculation.num_tree_nodes
         device = self._decoder.embed.weight.device
-        load = partial(self._of_drafter, speculation)
-        proposer, k = proposer_for(speculation, load, device, self._decoder.spec.vocab_size)
+        proposer, k = proposer_for(speculation, self.network, device, self._decoder.spec.vocab_size)
         if longest is not None:
             most = max(k, TREE_NODES if nodes is None else nodes)
             memory = kv_memory(self._decoder, proposer, k, config, longest + most)
             config = config.model_copy(update={"kv_cache_memory": memory})
         engine = Engine(self._decoder, proposer, k, config, self._ends, nodes)
         return LLM.over(engine, self.tokenizer)
-
-    def _of_drafter(self, speculation: SpeculativeConfig | None, place: str) -> DraftModel:
-        assert speculation is not None
-        return self.draft_model(
-            place, kind_asked(speculation.parallel_drafting), speculation.quantization
-        )
 
 
 def kv_memory(

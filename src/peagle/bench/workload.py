@@ -7,11 +7,10 @@ from typing import Any
 
 from peagle.bench.case import Case, Setup
 from peagle.bench.load import Exchange
-from peagle.bench.pair import Pair, drafter_of
+from peagle.bench.pair import Pair
 from peagle.bench.prompts import Prompt
 from peagle.bench.target import SharedTarget
 from peagle.config import DType, EngineConfig, SamplingParams
-from peagle.drafters.kind import KIND_OF_METHOD
 from peagle.llm import LLM
 
 SEED = 0
@@ -63,10 +62,10 @@ class PromptWorkload:
 
     def load(self, setups: Iterable[Setup]) -> None:
         """Load the target, and the drafters of all methods that run."""
-        needed = {drafter_of(setup.method) for setup in setups}
-        for method, drafter in self.pair.drafters.items():
-            if method in needed:
-                self._target.draft_model(drafter, KIND_OF_METHOD[method], self.pair.quantization)
+        for setup in setups:
+            speculation = self.pair.speculation(setup.method, setup.k)
+            if speculation is not None and speculation.has_network:
+                self._target.network(speculation)
         _ = self._target
 
     def open(self, setup: Setup, concurrency: int, shared: bool = False) -> LLM:

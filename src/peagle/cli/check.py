@@ -85,11 +85,15 @@ def _drafter(
     speculation: SpeculativeConfig, target: "Path | None"
 ) -> tuple[dict[str, str], list[str]]:
     """Facts and problems of the drafter; those of a target that is to do without one."""
-    from peagle.drafters.diagnosis import diagnose
+    from peagle.drafters.diagnosis import diagnose, diagnose_mtp
     from peagle.drafters.kind import kind_asked
     from peagle.models.families import read_spec
     from peagle.models.weights import model_directory
 
+    if speculation.model is None and speculation.has_network:
+        if target is None:
+            raise InputError("method mtp drafts by the target's own tensors: give --target")
+        return diagnose_mtp(target)
     if speculation.model is None:
         try:
             spec = None if target is None else read_spec(target)

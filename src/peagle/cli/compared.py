@@ -39,7 +39,7 @@ class Compared:
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Methods to run: any of none, ngram, eagle3, peagle; peagle+ngram does both.",
+            help="Methods to run: any of none, ngram, eagle3, peagle, mtp; peagle+ngram does both.",
             show_default="none, and those with a drafter",
         ),
     ] = None
@@ -93,10 +93,12 @@ class Compared:
         if one is None:
             return self
         k = self.k if one.num_speculative_tokens is None else str(one.num_speculative_tokens)
+        by = one.method
+        if one.model is not None:
+            by = method_of(one.model, kind_asked(one.parallel_drafting))
+        method = by if one.lookup is None or by == "ngram" else f"{by}+ngram"
         if one.model is None:
-            return Compared(k=k, methods=self.methods or "none,ngram")
-        by = method_of(one.model, kind_asked(one.parallel_drafting))
-        method = by if one.lookup is None else f"{by}+ngram"
+            return Compared(k=k, methods=self.methods or f"none,{method}")
         return Compared(k=k, methods=self.methods or f"none,{method}", **{by: one.model})
 
     def run(self, all_by_default: bool) -> list[str]:
@@ -120,10 +122,12 @@ class Compared:
         grid: "Grid",
     ) -> "list[Case]":
         """Every combination; K by default as each drafter was trained."""
-        from peagle.bench.pair import LOOKUP_K, drafter_of
+        from peagle.bench.pair import LOOKUP_K, alone
+        from peagle.drafters.kind import MTP
 
         trained = {by: [config.default_k] for by, config in drafters.items()}
-        ks = {name: trained.get(drafter_of(name) or "", [LOOKUP_K]) for name in methods}
+        trained[MTP.method] = [MTP.default_k]
+        ks = {name: trained.get(alone(name), [LOOKUP_K]) for name in methods}
         if self.k is not None:
             ks = dict.fromkeys(methods, numbers("--k", self.k))
         return grid.cases(methods, ks)

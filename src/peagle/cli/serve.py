@@ -274,8 +274,8 @@ def _drafter(llm: "LLM", speculation: SpeculativeConfig | None) -> str:
     also = "" if speculation.lookup is None else ", or drafts looked up in the text"
     if most := llm.engine.facts.most_trees:
         also += f", branching for up to {most} at once"
-    place, kind = "the bundled one" if ours else speculation.model, drafter.kind.name
-    return f"{place} ({kind}), K = {llm.k}{also}"
+    place = "the bundled one" if ours else speculation.model or "the target's own head"
+    return f"{place} ({drafter.kind.name}), K = {llm.k}{also}"
 
 
 def _read_template(given: str | None) -> str | None:

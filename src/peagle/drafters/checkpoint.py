@@ -211,10 +211,10 @@ def _attach_shared(model: DraftModel, target: Decoder, shared: frozenset[str]) -
     if EMBEDDINGS in shared:
         model.embed = target.embed
     if HEAD in shared:
-        model.readout.head = _head_for_drafts(target)
+        model.readout.head = head_for_drafts(target)
 
 
-def _head_for_drafts(target: Decoder) -> Linear:
+def head_for_drafts(target: Decoder) -> Linear:
     """The target's head; of sums in any order, since no token depends on drafts."""
     if not target.batch_invariant:
         return target.head

@@ -27,8 +27,9 @@ from peagle.drafters.checkpoint import (
 )
 from peagle.drafters.config_file import config_problems, read_drafter_config
 from peagle.drafters.correction import FOLDER, selector_problems, selector_tensors
-from peagle.drafters.kind import PEAGLE, Kind
+from peagle.drafters.kind import MTP, PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
+from peagle.drafters.mtp import check_mtp
 from peagle.errors import InputError
 from peagle.models.families import read_spec
 from peagle.models.generation_config import end_tokens, sampling_defaults
@@ -83,6 +84,13 @@ def diagnose(directory: Path, target: Path | None = None, kind: Kind | None = No
         problems += [] if corrections is None else selector_problems(config, corrections)
     facts = {**_config_facts(config, tensors), **_weight_facts(tensors)}
     return Diagnosis(facts, tuple(problems), config)
+
+
+def diagnose_mtp(target: Path) -> tuple[dict[str, str], list[str]]:
+    """Facts and problems of a target's own head, as those of `Diagnosis`."""
+    problems: list[str] = []
+    tensors = _attempt(lambda: check_mtp(target), problems)
+    return {"method": _method(MTP), **_weight_facts(tensors or {})}, problems
 
 
 def target_problems(directory: Path) -> list[str]:
@@ -163,7 +171,7 @@ def _config_facts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> dict[
     shape, qk_norm = config.transformer, config.attention.qk_norm
     style = "Qwen3" if qk_norm else "Llama"
     return {
-        "method": f"{config.kind.name}: {config.kind.passes}",
+        "method": _method(config.kind),
         "layers": f"{len(shape.layers)}, {style}-style{_window_fact(shape)}",
         "hidden size": f"{shape.hidden_size} (target {config.target_hidden_size})",
         "vocabulary": f"{shape.vocab_size:,}",
@@ -173,6 +181,10 @@ def _config_facts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> dict[
         "trained for K": "not stated" if not config.trained_tokens else str(config.trained_tokens),
         "correction": _correction(config),
     }
+
+
+def _method(kind: Kind) -> str:
+    return f"{kind.name}: {kind.passes}"
 
 
 def _taps_fact(config: DrafterConfig) -> str:

@@ -1,12 +1,12 @@
-"""A proposer that is a network: P-EAGLE or EAGLE-3, by what its files say."""
+"""A proposer that is a network: P-EAGLE or EAGLE-3, by what its files say, or MTP."""
 
-from peagle.drafters.model import DraftModel
+from peagle.drafters.network import Network
 from peagle.drafters.proposer import Needs, Proposer
 
 
 class Drafter(Proposer):
     """A network that reads the target's tapped hidden states."""
 
-    def __init__(self, model: DraftModel) -> None:
+    def __init__(self, model: Network) -> None:
         self.model = model
         self.needs = Needs(model)

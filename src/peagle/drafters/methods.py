@@ -1,46 +1,63 @@
 """What drafts: the proposer that a configuration asks for."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from peagle.config import SpeculativeConfig
 from peagle.drafters.beside import Beside
+from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
-from peagle.drafters.eagle3 import Eagle3
-from peagle.drafters.kind import PEAGLE
+from peagle.drafters.kind import PEAGLE, kind_asked
 from peagle.drafters.lookup import BESIDE_PRICE, PRICE, Lookup
-from peagle.drafters.model import DraftModel
+from peagle.drafters.mtp import load_mtp
+from peagle.drafters.network import Network
 from peagle.drafters.outside import load_outside
 from peagle.drafters.peagle import PEagle
 from peagle.drafters.proposer import Proposer
+from peagle.drafters.sequential import SequentialDrafter
+from peagle.models.decoder import Decoder
+from peagle.models.weights import model_directory
 
 
-def drafter_for(model: DraftModel) -> Drafter:
+def drafter_for(model: Network) -> Drafter:
     """The drafter that runs a model, by its configuration."""
-    return PEagle(model) if model.config.kind is PEAGLE else Eagle3(model)
+    return PEagle(model) if model.config.kind is PEAGLE else SequentialDrafter(model)
+
+
+def load_network(speculation: SpeculativeConfig, directory: Path, target: Decoder) -> Network:
+    """The network of a configuration that has one. directory: the target's.
+
+    Raises `InputError` where its files are unusable or do not fit the target.
+    """
+    if speculation.model is None:
+        return load_mtp(directory, target)
+    place = model_directory(speculation.model, revision=speculation.revision)
+    kind = kind_asked(speculation.parallel_drafting)
+    return load_drafter(place, target, kind, speculation.quantization)
 
 
 def proposer_for(
     speculation: SpeculativeConfig | None,
-    load: Callable[[str], DraftModel],
+    load: Callable[[SpeculativeConfig], Network],
     device: torch.device,
     vocab_size: int,
 ) -> tuple[Proposer | None, int]:
     """The proposer of a configuration, and K; None and 0 where nothing drafts.
 
-    load: makes a drafter's model of its directory or hub id; vocab_size: that of the target.
+    load: makes the network of a configuration that has one; vocab_size: that of the target.
     Raises `InputError` where the proposer of another package cannot be made.
     """
     if speculation is None:
         return None, 0
     k, lengths = speculation.num_speculative_tokens, speculation.lookup
-    if speculation.model is None:
+    if not speculation.has_network:
         assert k is not None, "whatever has no drafter comes with its K"
         if lengths is None:
             return load_outside(speculation.method, vocab_size), k
         return Lookup(*lengths, device, PRICE), k
-    model = load(speculation.model)
+    model = load(speculation)
     drafter, k = drafter_for(model), k or model.config.default_k
     if lengths is None:
         return drafter, k

@@ -1,6 +1,6 @@
 """The network P-EAGLE and EAGLE-3 share: token embeddings and target features in, logits out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,12 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from peagle.drafters.kind import EAGLE3, PEAGLE, Kind
+from peagle.drafters.network import Network, NetworkConfig
 from peagle.drafters.readout import Readout
 from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.models.decoder import MLP, Attend, Attention, DecoderLayer, Embedding
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
+from peagle.ops.cycle_state import FirstNorms
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
+from peagle.ops.products.normed import Normed
 from peagle.ops.rope import NOPE, RopeConfig, Rotation, rope_table, rotation_at
 from peagle.ops.rows import take
 
@@ -37,14 +40,11 @@ WHOLE_HEAD = 128
 
 
 @dataclass(frozen=True)
-class DrafterConfig:
-    """A drafter's architecture and what it was trained for; keys as in vLLM's `config.json`."""
+class DrafterConfig(NetworkConfig):
+    """A drafter's architecture and what it was trained for; keys as in vLLM's `config.json`: its
+    taps are `eagle_aux_hidden_state_layer_ids`. The draft layers are alike but for their windows.
+    """
 
-    transformer: DecoderSpec
-    """The draft layers, alike but for their windows; vocab_size is the target's."""
-    target_hidden_size: int
-    taps: tuple[int, ...]
-    """Target layers whose inputs are features (`eagle_aux_hidden_state_layer_ids`), ascending."""
     draft_vocab_size: int
     taps_named: bool = True
     """Whether the directory names the taps; else they are vLLM's default."""
@@ -54,8 +54,6 @@ class DrafterConfig:
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
-    trained_tokens: int | None = None
-    """K that the drafter was trained for, if the directory says."""
     selector: SelectorConfig | None = None
     """What corrects drafts by the draft before, from the directory's `correction`."""
 
@@ -80,16 +78,6 @@ class DrafterConfig:
     def kind(self) -> Kind:
         """The kind of drafter: with a mask token, there are mask slots."""
         return EAGLE3 if self.mask_token_id is None else PEAGLE
-
-    @property
-    def default_k(self) -> int:
-        """K if the user gives none: the trained one, else its kind's."""
-        return self.trained_tokens or self.kind.default_k
-
-    @property
-    def feature_size(self) -> int:
-        """Width of a target feature before `fc`."""
-        return len(self.taps) * self.target_hidden_size
 
     def new_selector(self) -> Selector | None:
         """A selector of its sizes, without values; None where it has none."""
@@ -163,8 +151,10 @@ class FirstLayer(nn.Module):
         return x + self.mlp(self.post_norm(x))
 
 
-class DraftModel(nn.Module):
-    """Draft layers over (embedding of x_{p+1}, feature of p) at position p."""
+class DraftModel(Network):
+    """A drafter with a directory of its own."""
+
+    config: DrafterConfig
 
     def __init__(self, config: DrafterConfig, max_length: int) -> None:
         super().__init__()
@@ -186,10 +176,30 @@ class DraftModel(nn.Module):
         table = rope_table(attention.rope, attention.head_dim, max_length)
         self.register_buffer("rotations", table, persistent=False)
 
-    rotations: Tensor
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """As `Network`."""
+        return (self.first, *self.rest)
+
+    def first_norms(self) -> FirstNorms:
+        """As `Network`."""
+        first, masked = self.first, self.config.kind is PEAGLE
+        return FirstNorms(
+            embedding=self.embed.weight,
+            input_weight=first.input_norm.weight,
+            hidden_weight=first.hidden_norm.weight,
+            eps=first.input_norm.eps,
+            mask_feature=(self.mask_feature() if masked else self.embed.weight)[0].contiguous(),
+            mask_token=self.config.mask_token_id or 0,
+            before_residual=self.config.norm_before_residual,
+        )
+
+    def begin(self, x: Tensor, stream: Tensor) -> tuple[Tensor, Normed]:
+        """As `Network`."""
+        return stream, Normed(x, None, self.first.input_norm.eps)
 
     def project(self, features: Tensor) -> Tensor:
-        """Tapped hidden states [rows, feature_size] -> features [rows, hidden_size]."""
+        """As `Network`."""
         if self.config.norm_before_fc:
             features = self.feature_norm(features)
         if self.config.fc_norm:
@@ -202,11 +212,7 @@ class DraftModel(nn.Module):
     def forward(
         self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend
     ) -> Tensor:
-        """Run rows through the draft layers.
-
-        tokens, positions: [rows]; features: projected, [rows, hidden_size]. Returns the residual
-        stream [rows, hidden_size] before the final norm.
-        """
+        """As `Network`."""
         return self.layers(self.embed(tokens).to(features.dtype), features, positions, attend)
 
     def layers(
@@ -234,5 +240,5 @@ class DraftModel(nn.Module):
         return self.project(self.mask_hidden[None])
 
     def feedback(self, hidden: Tensor) -> Tensor:
-        """EAGLE-3's feature for its next slot: its own output, normed if it was trained so."""
+        """As `Network`: EAGLE-3's own output, normed if it was trained so."""
         return self.readout.norm(hidden) if self.config.norm_output else hidden

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol, Self
 
 from torch import Tensor
 
-from peagle.drafters.model import DraftModel
+from peagle.drafters.network import Network
 from peagle.models.spec import DecoderSpec
 from peagle.ops.acceptance import Path
 from peagle.ops.draft import Draft
@@ -34,7 +34,7 @@ from peagle.ops.race import Race
 class Needs:
     """What the engine keeps for a proposer."""
 
-    network: DraftModel | None = None
+    network: Network | None = None
     """The network whose rows the engine lays out, and whose keys and values it keeps; None: the
     proposer has none."""
     history: bool = False

@@ -6,17 +6,12 @@ from typing import Any
 
 from peagle.config import Config, EngineConfig, SpeculativeConfig
 from peagle.device import resolve_device, resolve_dtype
-from peagle.drafters.checkpoint import load_drafter
-from peagle.drafters.kind import kind_asked
-from peagle.drafters.methods import proposer_for
-from peagle.drafters.model import DraftModel
+from peagle.drafters.methods import load_network, proposer_for
 from peagle.engine.engine import Engine
 from peagle.engine_client.constraints import Constraints
 from peagle.engine_client.local import LocalEngine
-from peagle.models.decoder import Decoder
 from peagle.models.generation_config import end_tokens
 from peagle.models.loading import load_decoder
-from peagle.models.weights import model_directory
 from peagle.set_acceptance import SetAcceptance
 
 
@@ -39,7 +34,7 @@ class EngineSource(Config):
             quantize_activations=self.config.quantize_activations,
             batch_invariant=self.config.batch_invariant,
         )
-        load = partial(self._draft_model, decoder=decoder)
+        load = partial(load_network, directory=directory, target=decoder)
         proposer, k = proposer_for(self.speculation, load, device, decoder.spec.vocab_size)
         nodes, acceptance = None, None
         if self.speculation is not None:
@@ -49,12 +44,6 @@ class EngineSource(Config):
         ends = end_tokens(directory, tokenizer.eos_token_id)
         core = Engine(decoder, proposer, k, self.config, ends, nodes, acceptance)
         return local_engine(core, tokenizer)
-
-    def _draft_model(self, place: str, decoder: Decoder) -> DraftModel:
-        assert self.speculation is not None
-        directory = model_directory(place, revision=self.speculation.revision)
-        how = kind_asked(self.speculation.parallel_drafting), self.speculation.quantization
-        return load_drafter(directory, decoder, *how)
 
 
 def local_engine(core: Engine, tokenizer: Any) -> LocalEngine:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peagle.drafters.model import DraftModel
+from peagle.drafters.network import Network
 from peagle.drafters.proposer import Hidden
 from peagle.engine.host.attention import HostCache
 from peagle.engine.spans import Span
@@ -33,13 +33,11 @@ class KnownRows:
 class HostNetwork:
     """A drafter's model and the cache of its keys and values."""
 
-    def __init__(self, model: DraftModel, cache: HostCache) -> None:
+    def __init__(self, model: Network, cache: HostCache) -> None:
         self.model, self.cache = model, cache
-        mask_token = model.config.mask_token_id
-        self._mask_token: Tensor | None = None
-        if mask_token is not None:
-            self._mask_token = torch.tensor([mask_token], device=model.mask_hidden.device)
-            self._mask_feature = model.mask_feature()
+        norms = model.first_norms()
+        self._mask_feature = norms.mask_feature[None]
+        self._mask_token = torch.tensor([norms.mask_token], device=norms.embedding.device)
 
     def run(self, known: KnownRows, masks: int) -> Hidden:
         """The output of each request's last known row and of `masks` mask slots behind it."""
@@ -47,7 +45,6 @@ class HostNetwork:
         counts = [span.count for span in spans]
         sources, reads = draft_rows(counts, masks, tokens.device)
         if masks:
-            assert self._mask_token is not None, "mask slots belong to P-EAGLE"
             tokens = torch.cat((tokens, self._mask_token)).index_select(0, sources)
             features = torch.cat((features, self._mask_feature)).index_select(0, sources)
             spans = tuple(Span(span.row, span.start, span.count + masks) for span in spans)

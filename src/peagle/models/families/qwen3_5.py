@@ -1,5 +1,5 @@
 """Qwen3.5, 3.6 and 3.8 as they are published: a language model, `qwen3_5_text`, with a tower for
-images, which is left out, as are the layers that predict several tokens."""
+images, which is left out. Their own head for drafts (`mtp.`) is read apart."""
 
 from peagle.models.families import qwen3_5_text
 

@@ -1,5 +1,5 @@
 """Qwen3.5's and 3.6's mixtures of experts as they are published: `qwen3_5_moe_text`, with a tower
-for images, which is left out, as are the layers that predict several tokens."""
+for images, which is left out. Their own head for drafts (`mtp.`) is read apart."""
 
 from peagle.models.families import qwen3_5_moe_text
 

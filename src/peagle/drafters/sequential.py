@@ -1,4 +1,4 @@
-"""EAGLE-3: K tokens from K passes, each fed the drafter's own last output."""
+"""EAGLE-3 and MTP: K tokens from K passes, each fed the network's own last output."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from peagle.ops.draft import Draft, draw
 from peagle.ops.tree import grow
 
 
-class Eagle3(Drafter):
+class SequentialDrafter(Drafter):
     """One pass over the known rows gives the first token, K - 1 passes of one row each the rest.
 
     A tree branches off this chain: a slot's other candidates stand beside its draft, and what

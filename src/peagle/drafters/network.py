@@ -1,0 +1,90 @@
+"""What a drafter's network is to the engine: features of known tokens in, drafts' streams out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from peagle.drafters.kind import Kind
+from peagle.drafters.readout import Readout
+from peagle.models.decoder import Attend, Embedding
+from peagle.models.spec import DecoderSpec
+from peagle.ops.cycle_state import FirstNorms
+from peagle.ops.linear import Linear
+from peagle.ops.products.normed import Normed
+
+
+@dataclass(frozen=True)
+class NetworkConfig(ABC):
+    """Sizes of a network, and what it reads of its target."""
+
+    transformer: DecoderSpec
+    """The draft layers; vocab_size is the target's."""
+    target_hidden_size: int
+    taps: tuple[int, ...]
+    """Target layers whose inputs are features, ascending; one past the last: its output."""
+    trained_tokens: int | None = field(default=None, kw_only=True)
+    """K that the network was trained for, if its files say."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> Kind:
+        """The kind of drafter."""
+
+    @property
+    def default_k(self) -> int:
+        """K if the user gives none: the trained one, else its kind's."""
+        return self.trained_tokens or self.kind.default_k
+
+    @property
+    def feature_size(self) -> int:
+        """Width of a target feature before it is projected."""
+        return len(self.taps) * self.target_hidden_size
+
+
+class Network(nn.Module, ABC):
+    """Draft layers over (embedding of x_{p+1}, feature of p) at position p."""
+
+    config: NetworkConfig
+    embed: Embedding
+    fc: Linear
+    """What the layers read, of features alone or of embeddings beside features."""
+    readout: Readout
+    rotations: Tensor
+    """[positions, 2, width] of `rope_table`."""
+
+    @property
+    @abstractmethod
+    def blocks(self) -> Sequence[nn.Module]:
+        """The draft layers."""
+
+    @abstractmethod
+    def first_norms(self) -> FirstNorms:
+        """What comes before the first layer."""
+
+    @abstractmethod
+    def begin(self, x: Tensor, stream: Tensor) -> tuple[Tensor, Normed]:
+        """The first layer's residual stream, and the input of its first product.
+
+        x: [rows, 2 * hidden_size] normed embeddings beside normed features; stream: [rows,
+        hidden_size] the features themselves, or what `first_norms` puts in their place.
+        """
+
+    @abstractmethod
+    def project(self, features: Tensor) -> Tensor:
+        """Tapped hidden states [rows, feature_size] -> features [rows, hidden_size]."""
+
+    @abstractmethod
+    def forward(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend
+    ) -> Tensor:
+        """Run rows through the draft layers.
+
+        tokens, positions: [rows]; features: projected, [rows, hidden_size]. Returns the residual
+        stream [rows, hidden_size] before the final norm.
+        """
+
+    @abstractmethod
+    def feedback(self, hidden: Tensor) -> Tensor:
+        """The feature of a draft's row: of the stream [rows, hidden_size] that drafted it."""
