@@ -285,8 +285,8 @@ class LLM:
             wanted = StructuredOutputs(grammar=grammar) if grammar is not None else None
         if wanted is not None:  # it ends where it is complete, that of required calls as well
             params = params.model_copy(update={"min_tokens": 0, "ignore_eos": False})
-        thoughts = None
-        if chat is not None and (budget := params.thinking_token_budget) is not None:
+        thoughts, budget = None, params.thinking_token_budget
+        if chat is not None and budget is not None and budget + 1 < params.max_tokens:
             span = self.dialect.thought_span(tokens)
             thoughts = None if span is None else (span, budget)
         return Prepared(tokens, params, self._form(wanted, params, thoughts), chat)

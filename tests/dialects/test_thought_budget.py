@@ -8,6 +8,7 @@ from scripted import K, scripted_llm, writing
 
 from peagle.completion import Completion
 from peagle.config import SamplingParams, StructuredOutputs
+from peagle.live_request import ChatTurn
 
 QUESTION = [{"role": "user", "content": "Why?"}]
 BUDGETED = [name for name, family in FAMILIES.items() if family.thinks and name != "gpt-oss"]
@@ -45,6 +46,15 @@ def test_a_form_follows_thoughts_that_were_ended(tmp_path: Path):
         [done] = llm.chat([QUESTION], how)
     assert done.finish_reason == "stop"
     assert done.message.content.strip().isdigit()
+
+
+def test_a_budget_that_the_answer_cannot_exceed_binds_nothing(tmp_path: Path):
+    """Agents send one with every request; a request that nothing binds waits for no host."""
+    llm, _ = scripted_llm("qwen3", tmp_path)
+    prompt, turn = llm.render(QUESTION), ChatTurn()
+    for budget, bound in ((78, True), (79, False), (500, False)):
+        how = SamplingParams(max_tokens=80, thinking_token_budget=budget)
+        assert (llm.prepare(prompt, how, turn).form is not None) == bound
 
 
 def test_without_a_token_for_their_end_thoughts_are_free(tmp_path: Path):
