@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 GROUPS = {
     "products with weights": (
-        r"_(product|chain|gate|quantize)$|_(gate_up|down)_k|gemm|gemv|nvjet|cutlass|splitK"
+        r"_(product|chain|gate|quantize|widen)$|_(gate_up|down)_k|gemm|gemv|nvjet|cutlass|splitK"
     ),
     "attention": r"^_attend|^_divide$|flash|fmha|attention",
     "recurrences": r"^_(bring|recur)$",

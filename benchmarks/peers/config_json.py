@@ -3,14 +3,24 @@
 from typing import Any
 
 from peagle.bench.random_weights import BLOCK
-from peagle.models.families import config, gemma4_text, gpt_oss, qwen3, qwen3_moe
+from peagle.models.families import (
+    config,
+    gemma4_text,
+    gpt_oss,
+    qwen3,
+    qwen3_5_moe_text,
+    qwen3_5_text,
+    qwen3_moe,
+)
 from peagle.models.families.family import Family
+from peagle.models.families.qwen3_5_text import LINEAR
 from peagle.models.spec import (
     ClampedSwiGLU,
     DecoderSpec,
     ExpertsSpec,
     MixtureSpec,
     SandwichSpec,
+    SharedExpertsSpec,
 )
 
 Values = dict[str, Any]
@@ -46,6 +56,8 @@ def config_json(spec: DecoderSpec, dtype: str, quantization: str | None = None) 
 def _of_family(spec: DecoderSpec) -> Values:
     """What not every family says."""
     inner = spec.layers[0].feed_forward
+    if spec.recurrent:
+        return _hybrid(spec)
     if isinstance(spec.layers[0].norms, SandwichSpec):
         return _named(gemma4_text.FAMILY) | _gemma(spec) | _windows(spec)
     if not isinstance(inner, ExpertsSpec):
@@ -57,6 +69,32 @@ def _of_family(spec: DecoderSpec) -> Values:
     names = ("num_experts", "moe_intermediate_size", "norm_topk_prob")
     values |= {name: getattr(inner, name) for name in names}
     return _named(qwen3_moe.FAMILY) | values | {"decoder_sparse_step": 1, "mlp_only_layers": []}
+
+
+def _hybrid(spec: DecoderSpec) -> Values:
+    """Qwen3.5's, whose layers are gated delta nets but for some that attend."""
+    heads, rope = next(iter(spec.recurrent.values())), next(iter(spec.attention.values())).rope
+    fed, family = spec.layers[0].feed_forward, qwen3_5_text.FAMILY
+    values: Values = {
+        "layer_types": [
+            LINEAR if i in spec.recurrent else config.FULL for i in range(len(spec.layers))
+        ],
+        "linear_num_key_heads": heads.num_key_heads,
+        "linear_num_value_heads": heads.num_value_heads,
+        "linear_key_head_dim": heads.key_dim,
+        "linear_value_head_dim": heads.value_dim,
+        "linear_conv_kernel_dim": heads.conv_width,
+        "partial_rotary_factor": rope.partial_rotary_factor,
+    }
+    if isinstance(fed, SharedExpertsSpec):
+        family = qwen3_5_moe_text.FAMILY
+        values |= {
+            "num_experts": fed.experts.num_experts,
+            "num_experts_per_tok": fed.experts.num_experts_per_tok,
+            "moe_intermediate_size": fed.experts.moe_intermediate_size,
+            "shared_expert_intermediate_size": fed.mlp.intermediate_size,
+        }
+    return _named(family) | values
 
 
 def _gemma(spec: DecoderSpec) -> Values:

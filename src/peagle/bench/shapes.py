@@ -23,6 +23,7 @@ from peagle.models.spec import (
     LayerSpec,
     MixtureSpec,
     MLPSpec,
+    NormSpec,
     ScaledSandwichSpec,
     SharedExpertsSpec,
 )
@@ -183,11 +184,16 @@ _GATED = AttentionSpec(
     qk_norm=True,
     gated=True,
 )
-_QWEN3_5_MLP = MLPSpec(17_408)
+_QWEN3_5_MLP, _CENTRED = MLPSpec(17_408), NormSpec(offset=1.0)
 _QWEN3_8_27B = DecoderSpec(
     vocab_size=248_320,
     hidden_size=5120,
-    layers=16 * (*3 * (LayerSpec(_DELTA_NET, _QWEN3_5_MLP),), LayerSpec(_GATED, _QWEN3_5_MLP)),
+    layers=16
+    * (
+        *3 * (LayerSpec(_DELTA_NET, _QWEN3_5_MLP, _CENTRED),),
+        LayerSpec(_GATED, _QWEN3_5_MLP, _CENTRED),
+    ),
+    norm=_CENTRED,
     max_length=262_144,
 )
 _SHARED_EXPERTS = SharedExpertsSpec(MLPSpec(512), replace(_FEW_EXPERTS, num_experts=256))
@@ -196,8 +202,8 @@ _QWEN3_6_35B_A3B = replace(
     hidden_size=2048,
     layers=10
     * (
-        *3 * (LayerSpec(_FEWER_STATES, _SHARED_EXPERTS),),
-        LayerSpec(replace(_GATED, num_heads=16, num_kv_heads=2), _SHARED_EXPERTS),
+        *3 * (LayerSpec(_FEWER_STATES, _SHARED_EXPERTS, _CENTRED),),
+        LayerSpec(replace(_GATED, num_heads=16, num_kv_heads=2), _SHARED_EXPERTS, _CENTRED),
     ),
 )
 _TINY_HYBRID = DecoderSpec(
@@ -205,9 +211,10 @@ _TINY_HYBRID = DecoderSpec(
     hidden_size=64,
     layers=2
     * (
-        *3 * (LayerSpec(DeltaHeads(2, 4, 16, 16), MLPSpec(128)),),
-        LayerSpec(replace(_SMALL_HEADS, gated=True), MLPSpec(128)),
+        *3 * (LayerSpec(DeltaHeads(2, 4, 16, 16), MLPSpec(128), _CENTRED),),
+        LayerSpec(replace(_SMALL_HEADS, gated=True), MLPSpec(128), _CENTRED),
     ),
+    norm=_CENTRED,
     max_length=1024,
 )
 _TINY = DecoderSpec(
