@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from typing import IO, Any, TypeVar
 
 from peagle.errors import InputError
@@ -95,7 +94,11 @@ class Sandbox:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                "MALLOC_ARENA_MAX": "1",  # each would take addresses from those that are counted
+            },
         )
 
 
@@ -145,6 +148,10 @@ def main() -> None:
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    on_large_stack(_serve)  # one for all: a stack is given back only some time after its thread
+
+
+def _serve() -> None:
     for line in sys.stdin:
         module, name, text, seconds = json.loads(line)
         used = resource.getrusage(resource.RUSAGE_SELF)
@@ -152,7 +159,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
         function = getattr(importlib.import_module(module), name)
         try:
-            found = {"result": on_large_stack(partial(function, text))}
+            found = {"result": function(text)}
         except InputError as error:
             found = {"refused": str(error)}
         print(json.dumps(found), flush=True)
