@@ -32,6 +32,16 @@ def test_a_shape_is_measured_and_marked_synthetic(peagle, tmp_path):
     assert {run["same_text"] for run in written["runs"]} == {None}, "nothing to compare"
 
 
+def test_a_shapes_own_head_is_measured(peagle, tmp_path):
+    out = tmp_path / "out.json"
+    size = ["--max-tokens", 12, "--prompt-tokens", 9, "--rounds", 1, "--json", out]
+    how = ["--methods", "none,mtp", "--k", 3, "--synthetic-acceptance", 2.8, *size]
+    assert peagle("bench", "--shape", "tiny-hybrid", "--random-weights", *how).code == 0
+    [_, drafted] = json.loads(out.read_text())["runs"]
+    assert (drafted["method"], drafted["k"], drafted["output_tokens"]) == ("mtp", 3, 12)
+    assert drafted["acceptance_length"] > 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -48,6 +58,7 @@ def test_a_shape_is_measured_and_marked_synthetic(peagle, tmp_path):
         ([*SHAPE, "--synthetic-acceptance", "2", "--drafter", "x"], "leave out targets, drafters"),
         (["--shape", "qwen3-8b", *RANDOM], "shape qwen3-8b needs a GPU, and torch sees none; on"),
         ([*SHAPE, "--methods", "none,ngram", *RANDOM], "random text repeats nothing"),
+        ([*SHAPE, "--methods", "none,mtp", *RANDOM], "shape tiny has no head of its own"),
         (["--random-weights"], "need --shape"),
         (["--routing", "half"], "need --shape"),
         ([*SHAPE, "--methods", "none", "--routing", "same"], "routing same is not known"),

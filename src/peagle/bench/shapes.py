@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from peagle.bench.random_weights import PLAIN, RandomWeights, Weights, random_target, target_bytes
 from peagle.config import EngineConfig
@@ -11,6 +12,7 @@ from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps, heads_like
+from peagle.drafters.mtp import MTPHead
 from peagle.drafters.selector import SelectorConfig
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
@@ -264,6 +266,15 @@ def random_drafter(
     return drafter_for(model)
 
 
+def random_mtp(target: Decoder, weights: Weights) -> Drafter:
+    """A target's own head with random weights, its layer in the target's format."""
+    model, like = MTPHead(target), target.embed.weight
+    own = model.embedding_norm, model.hidden_norm, model.fc, model.layer, model.readout.norm
+    source = RandomWeights(like.device, like.dtype, weights.quantization)
+    source.fill(nn.ModuleList(own))
+    return drafter_for(model.to(like.device).eval())
+
+
 def draft_config(shape: Shape, parallel: bool, layers: int) -> DrafterConfig:
     """The drafter of a shape's target: a plain decoder with the heads of its first layer."""
     target = shape.target
@@ -296,6 +307,11 @@ def weight_bytes(name: str, method: str, layers: int, dtype: torch.dtype) -> int
 def _draft_parameters(shape: Shape, method: str, layers: int) -> int:
     if method == "none":
         return 0
+    if method == "mtp":
+        with torch.device("meta"):
+            target = Decoder(shape.target, max_length=1)
+        shared = {*target.parameters()}
+        return sum(p.numel() for p in MTPHead(target).parameters() if p not in shared)
     model = _draft_model(shape, method == "peagle", layers, max_length=1)
     return sum(value.numel() for value in model.parameters())
 

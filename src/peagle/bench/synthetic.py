@@ -11,6 +11,7 @@ from peagle.bench.load import Exchange
 from peagle.bench.random_weights import random_target
 from peagle.bench.shapes import (
     random_drafter,
+    random_mtp,
     random_prompts,
     shape_of,
     weight_bytes,
@@ -171,6 +172,8 @@ class SyntheticWorkload:
     def _drafter(self, method: str) -> Drafter | None:
         if method == "none":
             return None
+        if method == "mtp":
+            return random_mtp(self._target, shape_of(self.shape).weights)
         weight = self._target.embed.weight
         parallel, layers = method == "peagle", DRAFT_LAYERS[method]
         shape = replace(shape_of(self.shape), selector=self.selector)

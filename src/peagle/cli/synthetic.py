@@ -60,10 +60,12 @@ class Synthetic:
         from peagle.bench.synthetic import DRAFT_LAYERS
 
         shape = shape_of(self.shape or "")
+        if "mtp" in methods and not shape.target.recurrent:
+            raise InputError(f"shape {self.shape} has no head of its own; leave out mtp")
         return {
             method: draft_config(shape, method == "peagle", DRAFT_LAYERS[method])
             for method in methods
-            if method != "none"
+            if method in DRAFT_LAYERS
         }
 
     def workload(
