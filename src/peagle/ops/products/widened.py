@@ -12,8 +12,9 @@ from peagle.ops.weight import FP8, QuantizedWeight
 
 FEW = 512
 """Rows up to which weights are widened in registers, again for each tile of rows."""
-STRIP = 1 << 23
-"""Numbers that are widened at a time: 16 bits of each stay in a GPU's cache until they are read."""
+STRIP = 1 << 26
+"""Numbers that are widened at a time: few enough for the memory beside a pass, and as many outputs
+as keep a GPU busy in one product."""
 
 
 class Widened(CuBLAS):
