@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from peagle.models.families import FAMILIES
+
 
 @pytest.fixture(scope="module")
 def bad(pair, tmp_path_factory):
@@ -109,8 +111,7 @@ def test_generate(refused, pair, bad, options, complaint):
         ("empty", "no config.json"),
         (
             "other_architecture",
-            "peagle runs Gemma4ForCausalLM, Gemma4ForConditionalGeneration, GptOssForCausalLM, "
-            "LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM; vLLM serves",
+            f"peagle runs {', '.join(sorted(FAMILIES))}; vLLM serves",
         ),
         ("truncated", "damaged or cut short"),
         ("pickled", "pickle files are never loaded"),
