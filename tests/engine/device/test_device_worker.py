@@ -170,7 +170,7 @@ def test_requests_that_need_the_host_run_beside_those_that_do_not(targets, train
 @pytest.mark.parametrize("resident", [False, True])
 def test_logits_that_are_no_numbers_end_their_request_alone(targets, trained, resident: bool):
     """A token that the embedding turns into NaN: whoever meets it fails, its neighbours do not."""
-    target, bad = targets["easy"], PROMPTS[0][0]
+    target, bad = targets["easy"], 93  # which no request drafts
     engine = engine_of(target, trained["peagle"].drafter, resident)
     prompts = [[t if t != bad else t + 1 for t in prompt] for prompt in PROMPTS]
     expected = tiny.outputs(tiny.run(engine, prompts, SamplingParams(max_tokens=8)))

@@ -194,7 +194,7 @@ def test_a_prefill_plans_for_target_and_drafter_where_cudnn_serves(
     assert {query[:3] for (query, _), _ in shapes} == {
         (1, count, rows) for count in counts for rows in (16, 32, 48)
     }
-    assert not any(layer.any() for layer in (*ours.layers, *theirs.layers))
+    assert not any(layer.any() for cache in (ours, theirs) for layer in cache.layers.values())
 
 
 def test_nothing_is_planned_for_a_target_of_one_order_of_sums(
