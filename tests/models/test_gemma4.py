@@ -116,8 +116,8 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     ),
     (
         "quantized",
-        lambda c: c.update(quantization_config={"quant_method": "awq"}),
-        "quant_method awq is not supported",
+        lambda c: c.update(quantization_config={"quant_method": "bitsandbytes"}),
+        "quant_method bitsandbytes is not supported",
     ),
 ]
 
