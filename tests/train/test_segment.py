@@ -33,7 +33,7 @@ def test_a_layer_keeps_what_the_formula_says(qk_norm: bool):
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
     rotation = rotation_at(model.rotations, torch.arange(rows))
-    known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *rotation)}
+    known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *rotation[:2])}
     kept: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
