@@ -28,7 +28,7 @@ What `LLM` has of it, in this process or another, is `peagle.engine_client`.
 - What passes between: `step`. A worker keeps what a request needs from step to step by its table
   row, and nobody else knows that.
 - What carries it out: `worker`, of which there are two, `host` and `device`, over `request_table`,
-  `kv_cache`, `fixed_memory` (of recurrent layers), `spans` and `logprobs`; `batch_invariance` says whether they can do so alike in any
-  batch, and `thread_count` on how many of a CPU's threads.
+  `kv_cache`, `fixed_memory` (of recurrent layers), `spans` and `logprobs`; `batch_invariance` says
+  whether they can do so alike in any batch, and `thread_count` on how many of a CPU's threads.
 - What the host decides within a step: `logits_processor`, which asks a request's `constraint`.
 """
