@@ -79,8 +79,9 @@ class LiveRequest:
         self.drafted += [place < output.accepted for place in range(len(new))]
         self.logprobs += output.logprobs
         if output.cycle:
-            self.speculation.record(*_cycle(output))
-            totals.record(*_cycle(output))
+            did = output.drafted, output.verified, output.looked_up, max(len(new), 1)
+            self.speculation.record(*did)
+            totals.record(*did)
         if output.beginning is not None:
             self.beginning = output.beginning
 
@@ -167,9 +168,3 @@ class LiveRequest:
             failure=(self._fault or output.failure) if reason == "error" else None,
             prompt_logprobs=self.prompt_logprobs,
         )
-
-
-def _cycle(output: RequestOutput) -> tuple[int, int, bool, int]:
-    """What a step that was a cycle did: the arguments of `record`."""
-    repeats = max(len(output.new_tokens), 1)
-    return output.drafted, output.verified, output.looked_up, repeats

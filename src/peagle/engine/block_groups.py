@@ -199,9 +199,11 @@ class BlockGroups:
             self.states.disown(range(self.states.num_blocks))
 
     def check(self) -> None:
-        """Assert that no pool has lost a block."""
+        """Assert that no pool has lost a block, or a slot for a state."""
         for group in self._groups:
             group.pool.check()
+        if self.states is not None:
+            self.states.check()
 
     def _gap(self, hashes: Sequence[bytes], count: int) -> int | None:
         """The last of the first `count` blocks that the next row sees and a window does not know.

@@ -13,18 +13,16 @@ from peagle.engine.spans import Span
 from peagle.engine.step import Begin, PromptChunk
 from peagle.models.decoder import Decoder, Recur
 from peagle.models.spec import DecoderSpec
-from peagle.ops.delta_net import DeltaHeads, DeltaRows, DeltaState, DeltaWeights, recur
+from peagle.ops.delta_net import DeltaRows, DeltaState, DeltaWeights, recur
 from peagle.transfer import upload
 
 
 def fixed_bytes(spec: DecoderSpec, drafts: int, dtype: torch.dtype) -> int:
     """Bytes that a request takes in all recurrent layers, with so many drafts a cycle."""
-    return sum(_bytes(heads, drafts, dtype) for heads in spec.recurrent.values())
-
-
-def _bytes(heads: DeltaHeads, drafts: int, dtype: torch.dtype) -> int:
-    state = heads.value_width * heads.key_dim * torch.float32.itemsize
-    return state + (heads.window + drafts) * heads.inputs * dtype.itemsize
+    nowhere = torch.device("meta")
+    layers = spec.recurrent.values()
+    each = (DeltaState.empty(heads, 1, drafts, dtype, nowhere) for heads in layers)
+    return sum(layer.state.nbytes + layer.kept.nbytes for layer in each)
 
 
 class FixedMemory:

@@ -11,6 +11,7 @@ from peagle.engine.capacity import Capacity
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.worker import DeviceWorker, captures_cycles
 from peagle.engine.drafting import Drafting
+from peagle.engine.fixed_memory import memory_of
 from peagle.engine.host.worker import HostWorker
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.request_table import RequestTable
@@ -84,8 +85,9 @@ def open_worker(
         null_slot=capacity.slots,
         windows=capacity.window_slots,
     )
+    memory = memory_of(target, len(table.limits), capacity.states or 0, drafting.k)
     if not captures:
-        return HostWorker(target, drafting, table, capacity.slots, processor, capacity.states or 0)
+        return HostWorker(target, drafting, table, capacity.slots, processor, memory)
     worker = DeviceWorker(
         target,
         drafting,
@@ -93,7 +95,7 @@ def open_worker(
         capacity.slots,
         capacity.batched_tokens,
         processor,
-        capacity.states or 0,
+        memory,
     )
     _capture(worker)
     return worker

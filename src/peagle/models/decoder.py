@@ -132,10 +132,9 @@ class DeltaNet(LeanModule):
             self.heads, self.conv[:, 0], self.decay, self.decay_bias, self.norm, self.eps
         )
 
-    def forward(self, x: Tensor, layer: int, recur: Recur, kept: Tensor | None = None) -> Tensor:
-        """x: [rows, hidden_size], like the result, or of the rows in `kept` alone."""
-        given = recur(layer, self.qkvz(x), self.gates(x), self.weights)
-        return self.out(take(given, kept))
+    def forward(self, x: Tensor, layer: int, recur: Recur) -> Tensor:
+        """x: [rows, hidden_size], like the result."""
+        return self.out(recur(layer, self.qkvz(x), self.gates(x), self.weights))
 
 
 class MLP(LeanModule):

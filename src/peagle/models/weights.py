@@ -64,8 +64,10 @@ class TensorRule:
     where."""
     dtype: torch.dtype | None = None
     """The type that ours always has; None: the model's."""
+    scale: float = 1.0
+    """What the file's numbers are multiplied by, in the file's type."""
     offset: float = 0.0
-    """What is added to the file's numbers: norms may be stored as what they are beside 1."""
+    """What is added to them then: norms may be stored as what they are beside 1."""
 
     def shapes(self, ours: Shape) -> dict[str, Shape]:
         """The shapes of `theirs`, given the shape of ours."""
@@ -102,6 +104,8 @@ class TensorRule:
 
     def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
         """Ours, of this shape."""
+        if self.scale != 1:
+            theirs = [part * self.scale for part in theirs]
         whole = torch.cat([part.to(dtype=self.dtype or dtype) for part in theirs])
         if self.offset:
             whole += self.offset
@@ -110,7 +114,9 @@ class TensorRule:
     def split(self, ours: Weight) -> Sequence[Tensor]:
         """`theirs`, the inverse of `join`."""
         whole = regrouped(dense(ours).flatten(0, self.leading - 1), self.order)
-        return (whole - self.offset if self.offset else whole).split(self.sizes)
+        if self.offset:
+            whole = whole - self.offset
+        return (whole / self.scale if self.scale != 1 else whole).split(self.sizes)
 
 
 def grouped(rows: Tensor, order: Sequence[int]) -> Tensor:

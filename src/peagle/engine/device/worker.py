@@ -20,7 +20,7 @@ from peagle.engine.device.prefill import Prefill, in_order
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.device.rows import DeviceRows
 from peagle.engine.drafting import Drafting
-from peagle.engine.fixed_memory import memory_of
+from peagle.engine.fixed_memory import FixedMemory
 from peagle.engine.history import History
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logits_processor import Choice, LogitsProcessor
@@ -85,11 +85,11 @@ class DeviceWorker:
         slots: int,
         max_batched_tokens: int,
         processor: LogitsProcessor,
-        states: int = 0,
+        memory: FixedMemory | None,
     ) -> None:
         """table: with one row more than there can be requests; slots: of the KV caches, besides the
-        table's null slot; max_batched_tokens: most target rows in one pass; states: of prefixes
-        that are kept of recurrent layers."""
+        table's null slot; max_batched_tokens: most target rows in one pass; memory: of
+        recurrent layers."""
         self._table, self._processor = table, processor
         needs, lengths, device = drafting.needs, drafting.lengths, target.embed.weight.device
         spare, dtype = len(table.limits) - 1, target.embed.weight.dtype
@@ -99,7 +99,6 @@ class DeviceWorker:
             spec = needs.network.config.transformer
             of_network, width = KVCache(spec, table, slots, dtype), spec.hidden_size
             network = FusedDrafter(needs.network)
-        memory = memory_of(target, len(table.limits), states, drafting.k)
         self._models = DeviceModels(target, network, (of_target, of_network), memory)
         self._history = History(table.slots.shape, device) if needs.history else None
         self.pauses, self._follows = lengths[0] == 0, network is not None

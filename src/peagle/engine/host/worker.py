@@ -9,7 +9,7 @@ from peagle.engine.branching import Branching
 from peagle.engine.cycle import run_cycle
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.drafting import Drafting
-from peagle.engine.fixed_memory import memory_of
+from peagle.engine.fixed_memory import FixedMemory
 from peagle.engine.history import History
 from peagle.engine.host.attention import HostCache
 from peagle.engine.host.batch import HostBatch, HostSide
@@ -39,10 +39,9 @@ class HostWorker:
         table: RequestTable,
         slots: int,
         processor: LogitsProcessor,
-        states: int = 0,
+        memory: FixedMemory | None,
     ) -> None:
-        """slots: of the KV caches, besides the table's null slot; states: of prefixes that are kept
-        of recurrent layers."""
+        """slots: of the KV caches, besides the table's null slot; memory: of recurrent layers."""
         dtype, needs = target.embed.weight.dtype, drafting.needs
         network, history = None, None
         if needs.network is not None:
@@ -54,7 +53,7 @@ class HostWorker:
         self._side = HostSide(
             target,
             HostCache(target.spec, table, slots, dtype, table.windows),
-            memory_of(target, len(table.limits), states, drafting.k),
+            memory,
             table,
             processor,
             None if proposer is None else HostProposals(proposer, network, history),

@@ -1,10 +1,9 @@
 """What most families call their tensors."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from peagle.models.spec import (
     AttentionSpec,
@@ -14,9 +13,8 @@ from peagle.models.spec import (
     MLPSpec,
     NormSpec,
 )
-from peagle.models.weights import Shape, TensorRule
+from peagle.models.weights import TensorRule
 from peagle.ops.delta_net import DeltaHeads
-from peagle.ops.weight import Weight
 
 
 @dataclass(frozen=True)
@@ -71,19 +69,6 @@ def embeddings(prefix: str) -> str:
     return f"{prefix}.embed_tokens.weight"
 
 
-@dataclass(frozen=True)
-class ScaledRule(TensorRule):
-    """A parameter that is the file's tensor times a number."""
-
-    scale: float = 1.0
-
-    def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
-        return super().join([part * self.scale for part in theirs], ours, dtype)
-
-    def split(self, ours: Weight) -> Sequence[Tensor]:
-        return [part / self.scale for part in super().split(ours)]
-
-
 def head(prefix: str) -> str:
     """What the file calls the head. prefix: as above."""
     outer = prefix.removesuffix(".model") + "." if prefix.endswith(".model") else ""
@@ -95,11 +80,9 @@ def ends(spec: DecoderSpec, prefix: str) -> list[TensorRule]:
 
     Where it is, some files hold the one tensor as the head.
     """
-    size = (spec.vocab_size,)
+    size, width = (spec.vocab_size,), (spec.hidden_size,)
     embed = TensorRule("embed.weight", (embeddings(prefix),), size)
-    norm = TensorRule("norm.weight", (f"{prefix}.norm.weight",), (spec.hidden_size,))
-    if spec.logit_scale != 1:
-        norm = ScaledRule(norm.ours, norm.theirs, norm.sizes, scale=spec.logit_scale)
+    norm = TensorRule("norm.weight", (f"{prefix}.norm.weight",), width, scale=spec.logit_scale)
     [norm] = centred([norm], spec.norm)
     if not spec.tie_word_embeddings:
         return [embed, norm, TensorRule("head.weight", (head(prefix),), size)]

@@ -122,14 +122,17 @@ def _inputs(
     place,
     channel,
     mask,
-    new,
     known,
+    first,
+    replayed,
     product_stride,
     gates_stride,
     CHANNELS: tl.constexpr,
     INPUTS: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
-    """Some inputs: of a pass's row where `new` is one, else kept at a place."""
+    """Some inputs of a span, at places among its kept rows, then the pass's."""
+    new = tl.where(place < WINDOW + replayed, -1, first + place - WINDOW - replayed)
     of_pass = tl.where(
         channel < CHANNELS,
         product + new * product_stride + channel,
@@ -184,21 +187,21 @@ def _bring(
     total = tl.zeros([ROWS, KEYS], tl.float32)
     x = tl.zeros([ROWS, KEYS], tl.float32)
     for tap in tl.static_range(WINDOW + 1):
-        place = row + tap  # among kept rows, then the pass's
-        new = tl.where(place < WINDOW + replayed, -1, first + place - WINDOW - replayed)
         x = _inputs(
             product,
             gates,
             before,
-            place,
+            row + tap,
             channel,
             mask,
-            new,
             known,
+            first,
+            replayed,
             product_stride,
             gates_stride,
             CHANNELS,
             INPUTS,
+            WINDOW,
         ).to(tl.float32)
         weight = tl.load(conv + channel * (WINDOW + 1) + tap, mask=is_channel, other=0.0)
         total += x * weight.to(tl.float32)
@@ -261,23 +264,23 @@ def _recur(
     # inputs are kept, each program a share of them, which no other program reads
     channel = program * KEPT + tl.arange(0, KEPT)[None, :]
     place = tl.arange(0, PLACES)[:, None]
-    source = place + replayed + sure
-    new = tl.where(source < WINDOW + replayed, -1, first + source - WINDOW - replayed)
     keeps = (place < WINDOW + count - sure) & (channel < INPUTS)
     before = kept + request * kept_stride
     inputs = _inputs(
         product,
         gates,
         before,
-        source,
+        place + replayed + sure,
         channel,
         keeps,
-        new,
         known,
+        first,
+        replayed,
         product_stride,
         gates_stride,
         CHANNELS,
         INPUTS,
+        WINDOW,
     )
     tl.debug_barrier()
     tl.store(before + place * INPUTS + channel, inputs, mask=keeps)
