@@ -43,7 +43,19 @@ class Scheduler:
     stay, so it later continues where it was.
 
     `plan` reads, `launch` carries a plan out and writes it down for the worker, and `commit`
-    applies what came of it.
+    applies what came of it. A request goes round like this:
+
+              add              plan, launch: a row, blocks          commit: it ended
+        ──────────▶ waiting ────────────────────────────▶ running ──────────────────▶ gone
+                       ▲                                     │   ▲
+                       │    launch: preempted, its blocks    │   │  commit: tokens, and blocks
+                       └──── go to those before it ──────────┘   └─ that the prefix cache keeps
+
+    Where the worker runs ahead, a step is planned before the outcome of the one before is known:
+
+        step      1: plan launch ·················· commit
+        step      2:             plan launch ·················· commit
+        worker       ───────────▶[ step 1         ][ step 2          ]
     """
 
     def __init__(

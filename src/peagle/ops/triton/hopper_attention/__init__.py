@@ -9,6 +9,13 @@ in a large program, are columns beside the cache.
 The first tile of a context is the rows' own keys, which their program norms, rotates and writes;
 older ones are on their way while the product still runs, wherever a program is there by then.
 Whichever program of a request and head is the last to finish merges the parts.
+
+    a request's context, in tiles     [ own rows | older 0 | older 1 | older 2 | older 3 | older 4 ]
+    programs of one key-value head     ── part 0 ──────────  ── part 1 ────────  ── part 2 ────────
+
+    a program   fetch older tiles into the ring ··· wait for the product ··· rotate, write own keys
+                then for each tile: scores = q kᵀ → masked → softmax so far → values added
+                leave its part; the last program merges all parts and writes the attended values
 """
 
 from dataclasses import replace

@@ -5,6 +5,15 @@ for some 4 us. Here one program on each multiprocessor goes through all four pro
 warps loads: it requests weights as far ahead as a ring in shared memory reaches, also those of the
 next product, whose input other programs still compute. Four warps multiply what has arrived.
 
+    product        input                        its programs wait for
+    out            attended values              the launch before
+    gate and up    stream + out, normed         all parts of `out`
+    down           silu(gate) * up              all programs' parts of gate and up
+    q, k, v        stream + down, normed        all parts of `down`
+
+    one program    loading warp  │ W out │ W gate, up │ W down │ W qkv │  ahead, as far as the ring
+                   four warps      │ out ·│ gate, up ····│ down ·│ qkv │  behind, when inputs come
+
 The programs wait for each other, so all must be on the GPU at once. Within one stream they are,
 since whatever ran before ends; programs of another process, under MPS, might not.
 """
