@@ -363,6 +363,9 @@ class SpeculativeConfig(Config):
         return cls(**values)
 
 
+KVCacheDType = Literal["auto", "bfloat16", "fp8", "fp8_e4m3"]
+
+
 class EngineConfig(Config):
     """The engine's sizes. Memory is allocated once, at the start."""
 
@@ -374,6 +377,9 @@ class EngineConfig(Config):
     """Longest prompt + output in tokens; unset is the target's own limit."""
     block_size: PositiveInt = 16
     """Tokens per block of the KV cache."""
+    kv_cache_dtype: KVCacheDType = "auto"
+    """fp8, or fp8_e4m3: keys and values are rounded to e4m3, so that memory holds twice as many as
+    in 16 bits; auto and bfloat16: they keep the model's type, whatever its files ask for."""
     kv_cache_memory: PositiveInt | None = None
     """Bytes for the KV cache of target and drafter together; unset is 1 GiB on a CPU, and on a GPU
     what `gpu_memory_utilization` leaves after the weights."""

@@ -130,7 +130,8 @@ def test_what_is_off_or_as_by_default_is_never_refused(read):
         ("t --tensor-parallel 1 -tp 1 -tp=1", "t"),
         ("t --swap-space 4 --disable-log-requests --no-enable-log-requests", "t"),
         ("t --enable-lora --no-enable-lora", "t"),
-        ("t -O2 --quantization fp8 --kv-cache-dtype auto", "t"),
+        ("t -O2 --quantization fp8 --kv-cache-dtype float16", "t"),
+        ("t --kv-cache-dtype auto", "t --kv-cache-dtype auto"),
     ],
 )
 def test_forms_of_flags(read, line: str, words: str):
@@ -156,9 +157,9 @@ def test_a_file_of_flags(read, tmp_path: Path):
     assert command.words == [
         *("t", "--served-model-name", "a", "--served-model-name", "b"),
         *("--no-enable-prefix-caching", "--speculative-config"),
-        *('{"model": "d", "num_speculative_tokens": 3}', "--port", "8"),
+        *('{"model": "d", "num_speculative_tokens": 3}', "--kv-cache-dtype", "fp8", "--port", "8"),
     ]
-    assert command.said == ["--kv-cache-dtype fp8: keys and values keep 16 bits"]
+    assert command.said == []
     with pytest.raises(InputError, match=r"nowhere\.yaml cannot be read"):
         read("t", "--config", "nowhere.yaml")
 

@@ -51,7 +51,7 @@ OF_VLLM = {
 
 def idle(reason: str | None = None) -> Any:
     """An engine that has done nothing."""
-    facts = EngineFacts(9, (), 64, 4, 2, 0, False, None, 16, 100, 0, 600.0)
+    facts = EngineFacts(9, (), 64, 4, 2, 0, False, None, 16, 100, 1600, 0, 600.0)
     stats = EngineStats(0, 0, 0.0, 0, 0, 0, reason)
     return SimpleNamespace(stats=stats, facts=facts, k=2, step_age=0.0, pid=os.getpid())
 

@@ -47,6 +47,7 @@ SIZES: dict[str, Help] = {
 HARDWARE: dict[str, Help] = {
     "dtype": "auto is float32 on a CPU, bfloat16 on a GPU.",
     "device": "auto, cpu, cuda or cuda:N.",
+    "kv_cache_dtype": "fp8: keys and values take half of 16 bits' memory; auto: the model's type.",
     "batch_invariant": "On a GPU: the same text to the last bit, whatever else runs; slower.",
     "quantize_activations": "FP8 on a Hopper GPU: dense products of 129 rows on round inputs too.",
 }

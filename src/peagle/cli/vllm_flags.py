@@ -35,7 +35,7 @@ IGNORED: Flags = {
     enable-tower-connector-lora eplb-config= exclude-tools-when-tool-choice-none
     expert-placement-strategy= fail-on-environ-validation fault-tolerance-config=
     fully-sharded-loras ignore-patterns=+ jit-monitor-mode= jit-monitor-verbose
-    kv-cache-dtype-skip-layers=+ kv-cache-metrics-sample= kv-offloading-backend=
+    kv-cache-metrics-sample= kv-offloading-backend=
     kv-sharing-fast-prefill language-model-only log-error-stack lora-dtype= lora-target-modules=+
     mamba-block-size= mamba-cache-mode= mamba-cache-philox-rounds= master-addr= master-port=
     max-cpu-loras= max-log-len= max-lora-cls-labels= max-lora-rank= max-loras=
@@ -66,8 +66,8 @@ IGNORED: Flags = {
     fingerprint-mode=none fingerprint-value= kv-cache-metrics otlp-traces-endpoint=
     per-request-spec-decode-metrics=none profiler-config= reasoning-config=
     trust-request-chat-template""",
-    "keys and values keep 16 bits": "kv-cache-dtype=auto|bfloat16",
-    "16 bits are bfloat16": "dtype~float16|half",
+    "16 bits are bfloat16": "dtype~float16|half kv-cache-dtype~float16",
+    "keys and values of all layers have one type": "kv-cache-dtype-skip-layers=+",
     "weights keep the format of their files": "quantization-config= quantization/-q=",
     "weights, keys and values stay on the device": """
     cpu-offload-gb=0 cpu-offload-params=+ kv-offloading-size= offload-backend=auto
@@ -94,6 +94,7 @@ IGNORED: Flags = {
 REPLACED: Flags = {
     "give --device cuda:N": "device-ids=",
     "give --dtype float32": "dtype~float",
+    "give --kv-cache-dtype fp8": "kv-cache-dtype~fp8_e5m2|fp8_inc|fp8_per_token_head",
     "give --host and --port": "uds=",
     "give --kv-cache-memory": "num-gpu-blocks-override=",
     "give --max-queue, the most that wait": "max-num-queued-reqs= max-num-queued-tokens=",

@@ -14,6 +14,7 @@ from peagle.engine.block_pool import BlockPool
 from peagle.engine.cache_shape import SEQ_TOKENS, CacheShape, Division
 from peagle.engine.device.prompt_graphs import SIZES
 from peagle.engine.fixed_memory import fixed_bytes
+from peagle.engine.kv_cache import kv_dtype
 from peagle.engine.step import MOST_UNSEEN
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
@@ -48,6 +49,8 @@ class Capacity:
     """Of those, rows that may go to prompts."""
     states: int | None = None
     """Prefixes of which the state of recurrent layers is kept; None: no layer is one."""
+    kv_dtype: torch.dtype | None = None
+    """The type in which keys and values are kept; None: that of the models."""
 
     @property
     def slots(self) -> int:
@@ -97,6 +100,7 @@ def capacity_of(target: Decoder, needs: Needs, k: int, config: EngineConfig) -> 
         batched_tokens=rows,
         prompt_tokens=min(prompts, division.prompt_tokens or prompts),
         states=states,
+        kv_dtype=kv_dtype(config.kv_cache_dtype, target.embed.weight.dtype),
     )
 
 
@@ -104,7 +108,8 @@ def cache_shape(target: Decoder, needs: Needs, k: int, config: EngineConfig) -> 
     """Of the cache of both models."""
     weight = target.embed.weight
     prompts = prompt_tokens(config, weight.device)
-    return CacheShape(target.spec, needs.cache, weight.dtype, k, prompts, config)
+    dtype = kv_dtype(config.kv_cache_dtype, weight.dtype)
+    return CacheShape(target.spec, needs.cache, dtype, k, prompts, config)
 
 
 def _num_seqs(shape: CacheShape, memory: Callable[[int], int], most: int) -> int:

@@ -78,6 +78,8 @@ class EngineFacts:
     """Tokens per block of the KV cache."""
     num_blocks: int
     """Blocks of the KV cache, of all groups of layers."""
+    kv_tokens: int
+    """Positions of whole contexts that the KV cache holds."""
     seed: int
     """Of the first request without one; later ones have those after it."""
     step_timeout: float
@@ -136,7 +138,7 @@ class Engine:
         drafting = Drafting(proposer, lengths, num_tree_nodes, acceptance)
         self._needs = needs = drafting.needs
         capacity = capacity_of(target, needs, k, config)
-        self.max_length = capacity.max_length
+        self.max_length, self._kv_tokens = capacity.max_length, capacity.slots
         if k >= self.max_length:
             raise InputError(
                 f"K = {k} drafts do not fit into a context of {self.max_length} tokens; lower K, "
@@ -201,6 +203,7 @@ class Engine:
             drafter=drafter,
             block_size=self._block_size,
             num_blocks=self.blocks.num_blocks,
+            kv_tokens=self._kv_tokens,
             seed=self._seed,
             step_timeout=self._step_timeout,
         )

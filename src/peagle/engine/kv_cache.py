@@ -13,6 +13,12 @@ from peagle.engine.block_groups import WHOLE, GroupBlock
 from peagle.engine.request_table import RequestTable, SlotTable
 from peagle.models.spec import DecoderSpec
 from peagle.ops.cached_attention import PassRows
+from peagle.ops.kv_dtype import E4M3
+
+
+def kv_dtype(asked: str, dtype: torch.dtype) -> torch.dtype:
+    """The type of a cache, as `EngineConfig.kv_cache_dtype` asks for it; dtype: the model's."""
+    return E4M3 if asked.startswith("fp8") else dtype
 
 
 def kv_bytes_per_token(spec: DecoderSpec, dtype: torch.dtype) -> int:
@@ -51,10 +57,15 @@ class KVCache:
         slots: int,
         dtype: torch.dtype,
         windows: Mapping[int, SlotTable] | None = None,
+        kept: torch.dtype | None = None,
     ) -> None:
-        """slots: of layers that keep whole contexts, besides the null slot; windows: the tables of
-        those that do not."""
-        self._table, self._windows = table, windows or {}
+        """slots: of layers that keep whole contexts, besides the null slot; dtype: of what is
+        written and read; windows: the tables of layers that do not keep whole contexts; kept: the
+        type in which they lie here; None: the same."""
+        self._table, self._windows, self.dtype = table, windows or {}, dtype
+        kept = kept or dtype
+        self.narrow = kept != dtype
+        """Whether keys and values are rounded when they are written (`ops.kv_dtype`)."""
         self.full = all(heads.full for heads in spec.attention.values())
         """Whether no layer has a window or sinks."""
         kinds = {
@@ -63,7 +74,7 @@ class KVCache:
         }
         sizes = [slots, *(window.null_slot for window in self._windows.values())]
         self._tensors = {
-            kind: zeros((count, 2, sizes[kind[0]] + 1, *kind[1:]), dtype, table.slots.device)
+            kind: zeros((count, 2, sizes[kind[0]] + 1, *kind[1:]), kept, table.slots.device)
             for kind, count in Counter(kinds.values()).items()
         }
         layers = {kind: iter(tensor) for kind, tensor in self._tensors.items()}

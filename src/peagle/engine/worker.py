@@ -85,9 +85,10 @@ def open_worker(
         null_slot=capacity.slots,
         windows=capacity.window_slots,
     )
+    kept = capacity.kv_dtype
     memory = memory_of(target, len(table.limits), capacity.states or 0, drafting.k)
     if not captures:
-        return HostWorker(target, drafting, table, capacity.slots, processor, memory)
+        return HostWorker(target, drafting, table, capacity.slots, processor, memory, kept)
     worker = DeviceWorker(
         target,
         drafting,
@@ -96,6 +97,7 @@ def open_worker(
         capacity.batched_tokens,
         processor,
         memory,
+        kept,
     )
     _capture(worker)
     return worker

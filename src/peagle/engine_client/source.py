@@ -1,5 +1,6 @@
 """Which models an engine runs, and how: plain data, of which any process can make the engine."""
 
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from peagle.engine.engine import Engine
 from peagle.engine_client.constraints import Constraints
 from peagle.engine_client.local import LocalEngine
 from peagle.models.generation_config import end_tokens
+from peagle.models.kv_scales import asks_for_fp8
 from peagle.models.loading import load_decoder
 from peagle.set_acceptance import SetAcceptance
 
@@ -30,6 +32,12 @@ class EngineSource(Config):
         dtype = resolve_dtype(self.config.dtype, device)
         directory = Path(self.target)
         decoder = load_decoder(directory, dtype, device, self.config.max_model_len)
+        if self.config.kv_cache_dtype == "auto" and asks_for_fp8(directory):
+            warnings.warn(
+                f"{directory}: its files ask for keys and values in FP8; they keep {dtype} unless "
+                "kv_cache_dtype is fp8 (--kv-cache-dtype fp8)",
+                stacklevel=2,
+            )
         decoder.set_arithmetic(
             quantize_activations=self.config.quantize_activations,
             batch_invariant=self.config.batch_invariant,

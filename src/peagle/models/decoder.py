@@ -82,6 +82,10 @@ class Attention(LeanModule):
         self._heads = AttentionHeads(*sizes, spec.window, scale=spec.scale)
         self.batch_invariant = False
 
+    def set_kv_scales(self, scales: tuple[float, float]) -> None:
+        """The units of keys and values in a cache of a narrower type."""
+        self._heads = replace(self._heads, kv_scales=scales)
+
     @property
     def heads(self) -> AttentionHeads:
         """What attention over these heads has to know."""

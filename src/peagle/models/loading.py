@@ -15,6 +15,7 @@ from peagle.models.decoder import Decoder, DecoderLayer, decoder_layer
 from peagle.models.families import decoder_rules, end_rules, layer_rules, read_family
 from peagle.models.families.family import Family
 from peagle.models.families.tensors import embeddings, head
+from peagle.models.kv_scales import set_kv_scales
 from peagle.models.quantization import Quantization, read_quantization
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
@@ -200,6 +201,7 @@ class _Target:
         if self.spec.tie_word_embeddings:
             decoder.head.weight = decoder.embed.weight
         decoder = _settled(decoder, rules, dtype, device)
+        set_kv_scales(decoder, tensors, self.family.prefix)
         pack(decoder)
         return decoder
 

@@ -253,6 +253,8 @@ ALGORITHMS: dict[str, Layout] = {
 
 def _modelopt(given: Values) -> list[Group]:
     given = {**given, **_mapping(given.get("quantization") or {})}
+    if given.get("quant_algo") is None and given.get("kv_cache_quant_algo"):
+        return []  # keys and values alone are quantised
     algorithms = {str(given.get("quant_algo")).upper()}
     if algorithms == {"MIXED_PRECISION"}:
         layers = _mapping(given.get("quantized_layers") or {}).values()

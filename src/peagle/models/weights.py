@@ -40,8 +40,8 @@ UNREAD = (
     ".prob_scale",
     ".output_scale",
 )
-"""How names of tensors end that no file needs: buffers that follow from the configuration, and
-scales for a KV cache in FP8, which is kept in 16 bits here."""
+"""How names of tensors end that are no weights: buffers that follow from the configuration, and
+scales for a KV cache in FP8 (`models.kv_scales`)."""
 LISTED = 4
 """Tensors that a message names of each kind; another model's directory has hundreds."""
 Shape = tuple[int, ...]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from peagle.ops.kv_dtype import gathered, stored, widened
 from peagle.ops.norm import normalized, rms_norm
 from peagle.ops.rope import apply_rope, rotation_at
 from peagle.ops.triton import has_kernels, kernels, on_hopper
@@ -32,6 +33,8 @@ class AttentionHeads:
     """What scores are multiplied by; None: head_dim ** -0.5."""
     batch_invariant: bool = False
     """On a GPU, whether a row's result must not depend on what other rows there are."""
+    kv_scales: tuple[float, float] = (1.0, 1.0)
+    """The units in which a cache of a narrower type keeps keys and values (`ops.kv_dtype`)."""
 
     @property
     def softmax_scale(self) -> float:
@@ -125,7 +128,8 @@ def store(
 
     qkv: [rows, (heads + 2 * kv_heads) * head_dim], with any row stride, which a kernel may
     overwrite with its results; cache: [2, slots, kv_heads, head_dim]; positions, writes: as in
-    `PassRows`. Returns queries, keys and values, each [rows, heads, head_dim].
+    `PassRows`. Returns queries, and keys and values as they are read from the cache, each
+    [rows, heads, head_dim].
     """
     if has_kernels(qkv):
         scale_queries(qkv, spec, positions)
@@ -133,10 +137,22 @@ def store(
             qkv, spec, cache, positions, writes
         )
         return stored
-    query, key, value = rotate(qkv, positions, spec)
-    kept = writes >= 0
-    cache[0, writes[kept]], cache[1, writes[kept]] = key[kept], value[kept]
+    query, *sides = rotate(qkv, positions, spec)
+    key, value = write(cache, writes, (sides[0], sides[1]), spec)
     return query, key, value
+
+
+def write(
+    cache: Tensor, writes: Tensor, sides: tuple[Tensor, Tensor], spec: AttentionHeads
+) -> tuple[Tensor, Tensor]:
+    """Write rows' keys and values, [rows, kv_heads, head_dim], into the cache where `writes` says;
+    returns them as they are read from there."""
+    kept, read = writes >= 0, []
+    for side, own, scale in zip(sides, cache, spec.kv_scales, strict=True):
+        rounded = stored(side, cache.dtype, scale)
+        own[writes[kept]] = rounded[kept]
+        read.append(widened(rounded, side.dtype, scale))
+    return read[0], read[1]
 
 
 def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -> Tensor:
@@ -154,10 +170,14 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         context = rows.slots[request, : min(start + count, int(rows.limits[request]))]
         own = slice(first, first + len(context[start:]))
         positions = torch.arange(own.start, own.stop, device=query.device) + (start - first)
-        sides, hidden = (cache[0, context], cache[1, context]), None
+        key, value = (
+            gathered(side, context, query.dtype, scale)
+            for side, scale in zip(cache, spec.kv_scales, strict=True)
+        )
+        hidden = None
         if rows.ancestors is not None:
             positions, hidden = rows.positions[own], _hidden(rows.ancestors[own], len(context))
-        out[own] = attend_reference(query[own], *sides, positions, spec, hidden)
+        out[own] = attend_reference(query[own], key, value, positions, spec, hidden)
     return out
 
 

@@ -122,6 +122,7 @@ def _warn(llm: AsyncLLM, settings: ServerSettings, host: str) -> None:
 
 
 def _log_start(llm: AsyncLLM, settings: ServerSettings, url: str) -> None:
+    log.info(f"the KV cache holds {llm.llm.engine.facts.kv_tokens:,} tokens")
     log.info(f"serving {settings.model_names[0]} on {url}, {llm.llm.dialect.description}")
 
 

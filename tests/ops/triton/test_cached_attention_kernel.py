@@ -5,6 +5,7 @@ import torch
 from paged_rows import KV_HEADS, LENGTH, SIZE, close, on, pass_rows, spec_of
 
 from peagle.ops import cached_attention as reference
+from peagle.ops.kv_dtype import E4M3
 from peagle.ops.rope import NOPE, RopeConfig, rope_table
 
 
@@ -42,6 +43,32 @@ def test_store(device: torch.device, name: str) -> None:
         close(one, other)
     close(ours, theirs)
     assert not torch.equal(theirs, cache)
+
+
+@pytest.mark.parametrize("changes", [{}, {"window": 70}, {"norm_weight": None, "v_norm": True}])
+def test_a_cache_in_fp8(device: torch.device, changes: dict) -> None:
+    """What is kept equals the reference's to a step of e4m3; what is read of it, to the bit."""
+    from peagle.ops.triton import cached_attention as kernel
+
+    spec = spec_of(kv_scales=(0.25, 2.0), **changes)
+    rows = pass_rows([3, 160], [2, 5], 5)
+    qkv = torch.randn(7, 8 * SIZE)
+    ours = torch.zeros(2, 2 * LENGTH, KV_HEADS, SIZE).to(E4M3)
+    for start in (0, 100):  # what is behind the rows, too
+        older = torch.randn(100, 8 * SIZE)
+        places = rows.slots[1, start : start + 100]
+        reference.store(older, spec, ours, torch.arange(start, start + 100), places)
+    theirs, ours = ours.clone(), ours.to(device)
+    placed, located = on(device, spec), rows.positions.to(device)
+    found = kernel.store(qkv.clone().to(device), placed, ours, located, rows.writes.to(device))
+    expected = reference.store(qkv, spec, theirs, rows.positions, rows.writes)
+    close(found[0], expected[0])
+    for own, other in zip(found[1:], expected[1:], strict=True):
+        assert (own.cpu() != other).float().mean() < 0.01  # a tie in the last bit before rounding
+        torch.testing.assert_close(own.cpu(), other, rtol=0.13, atol=0.01)
+    assert (ours.cpu().float() != theirs.float()).float().mean() < 0.001
+    attended = kernel.attend(found[0], placed, ours, on(device, rows))
+    close(attended[:-1], reference.attend(found[0].cpu(), spec, ours.cpu(), rows)[:-1])
 
 
 @pytest.mark.parametrize("size", [256, 512])

@@ -80,7 +80,9 @@ types = {"qkv": BF16, "cache": BF16, "positions": INT, "writes": INT, "rotations
 types |= {"norm_weight": BF16, "eps": "fp32"}
 store = {**FLAGS, "TOTAL": 64, "NORM": True, "V_NORM": False}
 for turned in (128, 96):
-    compiled("cached_attention", "_store", types, {**heads, **store, "WIDTH": turned})
+    for cache in (BF16, "*fp8e4nv"):
+        of_kind = types | {"cache": cache, "k_scale": "fp32", "v_scale": "fp32"}
+        compiled("cached_attention", "_store", of_kind, {**heads, **store, "WIDTH": turned})
 GEMMA = (16, 256), (4, 512)  # heads of keys and their sizes, in the 31B
 for kv_heads, size in GEMMA:
     wide = {"HEADS": 32, "KV_HEADS": kv_heads, "SIZE": size}
@@ -93,7 +95,10 @@ for rows, switch in ((16, False), (32, True), (64, False)):
     sizes = {"GROUP": 4, "PADDED": 4, "ROWS": rows, "KEYS": 64, "PARTS": 8}
     flags = {"WINDOW": switch, "SINKS": switch}
     values = {**heads, **FLAGS, **sizes, **flags, "TREE": rows > 16}
-    compiled("cached_attention", "_attend", types | {"ancestors": "*i32"}, values)
+    for cache in (BF16, "*fp8e4nv"):
+        of_kind = types | {"ancestors": "*i32", "cache": cache}
+        of_kind |= {"k_scale": "fp32", "v_scale": "fp32"}
+        compiled("cached_attention", "_attend", of_kind, values)
 for kv_heads, size in GEMMA:
     heads, group = {"HEADS": 32, "KV_HEADS": kv_heads, "SIZE": size}, min(32 // kv_heads, 4)
     sizes = {"GROUP": group, "PADDED": group, "ROWS": 8 * group, "KEYS": 64, "PARTS": 8}

@@ -91,7 +91,7 @@ class Prefill:
         for layers, cache in models:
             if (any_layer := next(iter(cache.layers.values()), None)) is None:
                 continue
-            if on_hopper(any_layer) and any_layer.dtype.itemsize == 2:
+            if on_hopper(any_layer) and cache.dtype.itemsize == 2:
                 _plan(layers, cache, longest)
 
 
@@ -101,7 +101,7 @@ def _plan(layers: FusedLayers, cache: KVCache, longest: int) -> None:
     for layer, spec in layers.specs.items():
         if by_torch(spec) and spec.sizes not in planned:
             planned.add(spec.sizes)
-            warm_up(spec, cache.layers[layer], longest)
+            warm_up(spec, cache.layers[layer], cache.dtype, longest)
 
 
 def in_order(chunks: Sequence[PromptChunk]) -> list[PromptChunk]:

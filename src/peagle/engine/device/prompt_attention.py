@@ -22,6 +22,7 @@ from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import TILE, Span, places, tile_rows
 from peagle.models.fused import AttendProduct
 from peagle.ops.cached_attention import QKVSpec, store, store_attend
+from peagle.ops.kv_dtype import gathered
 from peagle.transfer import upload
 
 Sides = tuple[Tensor, Tensor, Tensor]
@@ -66,24 +67,27 @@ def by_torch(spec: QKVSpec) -> bool:
     return spec.full and spec.scale is None and not spec.batch_invariant
 
 
-def warm_up(spec: QKVSpec, cache: Tensor, most: int) -> None:
+def warm_up(spec: QKVSpec, cache: Tensor, dtype: torch.dtype, most: int) -> None:
     """Attend once at every length that a single prompt of up to `most` tokens is padded to.
 
     And once with the variable-length kernel, which is loaded at its first call.
 
-    cache: one layer's, [2, slots, kv_heads, head_dim]; it is not changed.
+    cache: one layer's, [2, slots, kv_heads, head_dim]; it is not changed. dtype: of the rows.
     """
     lengths = {filled(count) for count in range(1, most + 1)}
     for rows in sorted(lengths, reverse=True):  # shorter ones reuse the memory of longer ones
-        _attend_once(_Group(0, rows, members=1), spec, cache)
-    _attend_once(_Packed(0, Bounds((1, 1), (1, 1), cache.device)), spec, cache)
+        _attend_once(_Group(0, rows, members=1), spec, cache, dtype)
+    _attend_once(_Packed(0, Bounds((1, 1), (1, 1), cache.device)), spec, cache, dtype)
 
 
-def _attend_once(part: "_Group | _Packed", spec: QKVSpec, cache: Tensor) -> None:
+def _attend_once(
+    part: "_Group | _Packed", spec: QKVSpec, cache: Tensor, dtype: torch.dtype
+) -> None:
     rows, width = sum(part.laid), (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     nowhere = torch.full((rows,), -1, device=cache.device)
     layout = _Layout((part,), torch.zeros_like(nowhere), nowhere, None, None)
-    layout.attend(cache.new_zeros(rows, width), spec, cache)
+    rows_of_zeros = torch.zeros(rows, width, dtype=dtype, device=cache.device)
+    layout.attend(rows_of_zeros, spec, cache)
 
 
 def filled(rows: int) -> int:
@@ -155,7 +159,7 @@ class _Group:
         """Rows of each chunk in the layout."""
         return [self.rows] * self.members
 
-    def attend(self, sides: Sides, _cache: Tensor) -> Tensor:
+    def attend(self, sides: Sides, _cache: Tensor, _kv_scales: tuple[float, float]) -> Tensor:
         """Attended values [members * rows, heads * head_dim]."""
         own, shape = slice(self.first, self.first + self.members * self.rows), (self.members, -1)
         attended = causal_attention(
@@ -178,11 +182,14 @@ class _Packed:
         """As in `_Group`."""
         return self.bounds.counts
 
-    def attend(self, sides: Sides, cache: Tensor) -> Tensor:
+    def attend(self, sides: Sides, cache: Tensor, kv_scales: tuple[float, float]) -> Tensor:
         """As in `_Group`. cache: one layer's, which holds the chunks' own keys as well."""
         query, key, value = (side[self.first : self.first + sum(self.laid)] for side in sides)
         if self.context is not None:
-            key, value = (side.index_select(0, self.context) for side in cache)
+            key, value = (
+                gathered(side, self.context, query.dtype, scale)
+                for side, scale in zip(cache, kv_scales, strict=True)
+            )
         return packed_attention(query, key, value, self.bounds).flatten(1)
 
 
@@ -205,7 +212,7 @@ class _Layout:
         if self.source is not None:
             qkv = qkv.index_select(0, self.source)
         sides = store(qkv, spec, cache, self.positions, self.writes)
-        found = [part.attend(sides, cache) for part in self.parts]
+        found = [part.attend(sides, cache, spec.kv_scales) for part in self.parts]
         attended = found[0] if len(found) == 1 else torch.cat(found)
         return attended if self.back is None else attended.index_select(0, self.back)
 

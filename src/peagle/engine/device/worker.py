@@ -86,18 +86,19 @@ class DeviceWorker:
         max_batched_tokens: int,
         processor: LogitsProcessor,
         memory: FixedMemory | None,
+        kept: torch.dtype | None = None,
     ) -> None:
         """table: with one row more than there can be requests; slots: of the KV caches, besides the
         table's null slot; max_batched_tokens: most target rows in one pass; memory: of
-        recurrent layers."""
+        recurrent layers; kept: the type of the caches; None: the models'."""
         self._table, self._processor = table, processor
         needs, lengths, device = drafting.needs, drafting.lengths, target.embed.weight.device
         spare, dtype = len(table.limits) - 1, target.embed.weight.dtype
-        of_target = KVCache(target.spec, table, slots, dtype, table.windows)
+        of_target = KVCache(target.spec, table, slots, dtype, table.windows, kept)
         of_network, network, width = None, None, 1
         if needs.network is not None:
             spec = needs.network.config.transformer
-            of_network, width = KVCache(spec, table, slots, dtype), spec.hidden_size
+            of_network, width = KVCache(spec, table, slots, dtype, kept=kept), spec.hidden_size
             network = FusedDrafter(needs.network)
         self._models = DeviceModels(target, network, (of_target, of_network), memory)
         self._history = History(table.slots.shape, device) if needs.history else None

@@ -32,7 +32,7 @@ class HostCache(KVCache):
 
         tree: how the rows of the only span branch, where no layer has a window; None: they do not.
         """
-        if not (self.alike and self.full):
+        if not (self.alike and self.full) or self.narrow:
             attention = TiledAttend(self.layers, self._tiles(spans))
             return attention.positions, attention
         bias = None if tree is None else _tree_bias(tree, spans[0].start, self.tensor.dtype)
@@ -130,7 +130,7 @@ class TiledAttend:
     ) -> Tensor:
         """As `PagedAttend`."""
         rows = self._rows(heads.window)
-        write_kv(self._layers[layer], rows.writes, key, value)
+        cached_attention.write(self._layers[layer], rows.writes, (key, value), heads)
         attended = cached_attention.attend(query, heads, self._layers[layer], rows)
         return attended.view(query.shape)
 

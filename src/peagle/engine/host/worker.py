@@ -40,19 +40,21 @@ class HostWorker:
         slots: int,
         processor: LogitsProcessor,
         memory: FixedMemory | None,
+        kept: torch.dtype | None = None,
     ) -> None:
-        """slots: of the KV caches, besides the table's null slot; memory: of recurrent layers."""
+        """slots: of the KV caches, besides the table's null slot; memory: of recurrent layers;
+        kept: the type of the caches; None: the models'."""
         dtype, needs = target.embed.weight.dtype, drafting.needs
         network, history = None, None
         if needs.network is not None:
-            cache = HostCache(needs.network.config.transformer, table, slots, dtype)
+            cache = HostCache(needs.network.config.transformer, table, slots, dtype, kept=kept)
             network = HostNetwork(needs.network, cache)
         if needs.history:
             history = History(table.slots.shape, target.embed.weight.device)
         proposer = drafting.proposer
         self._side = HostSide(
             target,
-            HostCache(target.spec, table, slots, dtype, table.windows),
+            HostCache(target.spec, table, slots, dtype, table.windows, kept),
             memory,
             table,
             processor,

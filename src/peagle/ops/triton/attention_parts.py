@@ -52,15 +52,44 @@ def normed_values(v, eps, SIZE: tl.constexpr):
 
 
 @triton.jit
+def e4m3_of(x):
+    """The nearest numbers that e4m3 has, in float32 like x. (The interpreter rounds wrongly.)"""
+    x = tl.minimum(tl.maximum(x, -448.0), 448.0)
+    bits = x.to(tl.int32, bitcast=True)
+    normal = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
+    small = (x + 24576.0) - 24576.0  # whose distance to the next is what e4m3 has below 2 ** -6
+    return tl.where(tl.abs(x) < 0.015625, small, normal.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def kept_of(x, scale, kept: tl.constexpr):
+    """What a cache of type `kept` has of numbers in float32, in units of a scale, in float32."""
+    x = x / scale
+    return e4m3_of(x) if kept == tl.float8e4nv else x.to(kept).to(tl.float32)
+
+
+@triton.jit
 def keys_at(
-    cache, table, position, known, kv_head, side_stride, KV_HEADS: tl.constexpr, SIZE: tl.constexpr
+    cache,
+    table,
+    position,
+    known,
+    kv_head,
+    side_stride,
+    k_scale,
+    v_scale,
+    kind: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
 ):
-    """Keys and values of some positions of a request. table: its slots."""
+    """Keys and values of some positions of a request, in type `kind`. table: its slots."""
     lane = tl.arange(0, SIZE)[None, :]
     slot = tl.load(table + position, mask=known, other=0).to(tl.int64)
     at = ((slot * KV_HEADS + kv_head) * SIZE)[:, None] + lane
     k = tl.load(cache + at, mask=known[:, None], other=0.0)
     v = tl.load(cache + side_stride + at, mask=known[:, None], other=0.0)
+    if cache.dtype.element_ty != kind:
+        k, v = (k.to(tl.float32) * k_scale).to(kind), (v.to(tl.float32) * v_scale).to(kind)
     return k, v
 
 

@@ -14,6 +14,7 @@ from peagle.ops.cached_attention import FIXED_ROWS, AttentionHeads, PassRows, QK
 from peagle.ops.triton.attention_parts import (
     LOG2E,
     arrived,
+    kept_of,
     keys_at,
     merged,
     normed_rotated,
@@ -76,6 +77,7 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         rows.slots.stride(0),
         spec.softmax_scale * LOG2E.value,
         0 if spec.window is None else spec.window,
+        *spec.kv_scales,
         HEADS=spec.num_heads,
         KV_HEADS=spec.num_kv_heads,
         SIZE=spec.head_dim,
@@ -164,6 +166,8 @@ def _attend(
     slots_stride,
     scale,
     window,
+    k_scale,
+    v_scale,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -212,7 +216,10 @@ def _attend(
     for tile in range(split * share, tl.minimum((split + 1) * share, tiles)):
         key_position = (skipped + tile) * KEYS + tl.arange(0, KEYS)
         known = key_position < stop
-        k, v = keys_at(cache, table, key_position, known, kv_head, side_stride, KV_HEADS, SIZE)
+        k, v = keys_at(
+            cache, table, key_position, known, kv_head, side_stride, k_scale, v_scale,
+            q.dtype, KV_HEADS, SIZE,
+        )  # fmt: skip
         seen = known[None, :] & own & (key_position[None, :] <= place)
         if WINDOW:
             seen = seen & (key_position[None, :] > position - window)
@@ -247,6 +254,7 @@ def store(
         cache.stride(0),
         len(spec.rotations) - 1,
         spec.eps,
+        *spec.kv_scales,
         HEADS=spec.num_heads,
         KV_HEADS=spec.num_kv_heads,
         SIZE=spec.head_dim,
@@ -274,6 +282,8 @@ def _store(
     side_stride,
     last_position,
     eps,
+    k_scale,
+    v_scale,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -293,19 +303,27 @@ def _store(
     position = tl.minimum(tl.load(positions + row), last_position)
     own, crossed = turns(rotations, position, weight, SIZE, WIDTH, NORM)
     x = normed_rotated(qkv + at, turned, own, crossed, eps, SIZE, WIDTH, NORM)
-    x = x.to(cache.dtype.element_ty)
+    kind: tl.constexpr = qkv.dtype.element_ty
+    kept: tl.constexpr = cache.dtype.element_ty
+    x = x.to(kind)
     is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
     v = tl.load(qkv + at + lane, mask=is_value, other=0.0)
     if V_NORM:
         v = normed_values(v, eps, SIZE)
+    k_kept, v_kept = x, v
+    if kept != kind:
+        k_kept = kept_of(x.to(tl.float32), k_scale, kept)
+        v_kept = kept_of(v.to(tl.float32), v_scale, kept)
+        x = tl.where(head < HEADS, x, (k_kept * k_scale).to(kind))
+        v = (v_kept * v_scale).to(kind)
     # every element is read before any is overwritten
     tl.debug_barrier()
     tl.store(qkv + at + lane, x, mask=turned)
-    if V_NORM:
+    if V_NORM or kept != kind:
         tl.store(qkv + at + lane, v, mask=is_value)
     write = tl.load(writes + row).to(tl.int64)
-    kept = write >= 0
+    written = write >= 0
     key_at = (write * KV_HEADS + head - HEADS) * SIZE + lane
-    tl.store(cache + key_at, x, mask=turned & (head >= HEADS) & kept)
+    tl.store(cache + key_at, k_kept.to(kept), mask=turned & (head >= HEADS) & written)
     value_at = side_stride + key_at - KV_HEADS * SIZE
-    tl.store(cache + value_at, v, mask=is_value & kept)
+    tl.store(cache + value_at, v_kept.to(kept), mask=is_value & written)
