@@ -19,7 +19,7 @@ define step
 @printf '  %s ... ' '$(1)' && begun=$$(date +%s) && $(2) && echo "$$(($$(date +%s) - begun)) s"
 endef
 
-.PHONY: demo test quick lint figures reports wheel tagged docs test-vllm test-lowest test-newest clean
+.PHONY: demo test nightly quick lint figures reports wheel tagged docs test-vllm test-lowest test-newest clean
 
 demo: $(READY)
 	@$(BIN)/peagle demo
@@ -27,11 +27,15 @@ demo: $(READY)
 test: $(READY) lint
 	$(BIN)/pytest -n 2 --durations=30
 
+# what `make test` leaves out: the other combinations of sweeps, and what takes longest
+nightly: $(READY)
+	$(BIN)/pytest -n 2 -m 'nightly and not vllm' --durations=30
+
 # what most changes can break: no server, no processes, no interpreted kernels
 QUICK := tests/test_*.py $(addprefix tests/,dialects drafters engine invariants models ops regenerate train)
 
 quick: $(READY)
-	$(BIN)/pytest -n 2 -m 'not slow and not vllm' --ignore=tests/ops/triton $(QUICK)
+	$(BIN)/pytest -n 2 -m 'not slow and not vllm and not nightly' --ignore=tests/ops/triton $(QUICK)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -65,7 +69,7 @@ docs: $(READY) .venv-docs/.ready
 
 # what `make quick` tests, with the lowest versions that pyproject.toml allows, and with the newest there are
 test-lowest test-newest: test-%: .venv-%/.ready
-	.venv-$*/bin/pytest -n 2 -m 'not slow and not vllm' --ignore=tests/ops/triton $(QUICK)
+	.venv-$*/bin/pytest -n 2 -m 'not slow and not vllm and not nightly' --ignore=tests/ops/triton $(QUICK)
 
 test-vllm: $(READY) $(VLLM)/.ready
 	PEAGLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/pytest -m vllm tests/vllm

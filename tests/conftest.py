@@ -16,6 +16,7 @@ import torch
 from filelock import FileLock
 from forks import Popen, Zygote, can_fork
 from hypothesis import HealthCheck, settings
+from sweeps import leave_to_the_night
 from transformers.utils import logging
 
 from peagle.drafters.checkpoint import load_drafter
@@ -38,6 +39,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("peagle")
+
+
+@pytest.hookimpl(tryfirst=True)  # before markers select
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    leave_to_the_night(items)
 
 
 def pytest_collection_finish() -> None:

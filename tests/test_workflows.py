@@ -34,7 +34,17 @@ def test_they_are_all_there() -> None:
     known = {name for names in TARGETS for name in names.split()}
     asked = {command for path in WORKFLOWS for job in jobs(path) for command in commands(job)}
     assert asked <= {f"make {name}" for name in known}
-    wanted = ("lint", "test", "wheel", "docs", "tagged", "test-vllm", "test-lowest", "test-newest")
+    wanted = (
+        "lint",
+        "test",
+        "wheel",
+        "docs",
+        "tagged",
+        "nightly",
+        "test-vllm",
+        "test-lowest",
+        "test-newest",
+    )
     assert {f"make {name}" for name in wanted} <= asked
 
 

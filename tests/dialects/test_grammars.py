@@ -133,6 +133,7 @@ def test_a_model_that_may_choose_needs_no_grammar(name: str):
     assert dialect.grammar(prompt(name), None, None) is None
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "form", ['"yes" | "no"', "/ye?s/", '%lark {\nstart: "yes" more\nmore: "!"?\n}']
 )
@@ -207,6 +208,7 @@ def with_bound(part: Any, **changes: Any) -> Tool:
     return Tool("f", schema, **changes)
 
 
+@pytest.mark.sweep
 @NAMES
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_required_and_strict_calls_keep_to_every_bound(name: str, bound: str, vocabulary: Any):
@@ -223,6 +225,7 @@ def test_required_and_strict_calls_keep_to_every_bound(name: str, bound: str, vo
                 assert takes(vocabulary, name, text, use, None) == fits, (value, text)
 
 
+@pytest.mark.sweep
 @NAMES
 @pytest.mark.parametrize("root", ["$ref", "allOf", "anyOf"])
 def test_arguments_are_found_behind_references(name: str, root: str, vocabulary: Any):
@@ -260,6 +263,7 @@ def test_more_schemas_than_rules_are_kept_for():
         dialect.grammar(prompt("gemma4"), ToolUse((Tool("f", schema, strict=True),)), None)
 
 
+@pytest.mark.sweep
 @NAMES
 @pytest.mark.parametrize("part", [{"enum": []}, {"anyOf": []}, False])
 def test_an_argument_that_nothing_fits_is_left_out(name: str, part: Any, vocabulary: Any):

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweeps import at_night
 
 from peagle.engine.branching import Branching
 from peagle.engine.cycle_times import MeasuredTimes, RunningTimes, Seconds
@@ -305,7 +306,7 @@ def chats(run: Run, count: int, tokens: int, rate: float) -> None:
         run.begin().go_on(tokens, rate)
 
 
-@pytest.mark.parametrize("seed", range(67))
+@pytest.mark.parametrize("seed", [*range(4), *at_night(range(4, 67))])
 @pytest.mark.parametrize(
     ("costs", "good", "fresh"),
     [(ANY, GOOD_ON_A_GPU, False), (ANY, GOOD_ON_A_GPU, True), (ON_A_CPU, GOOD_ON_A_CPU, False)],

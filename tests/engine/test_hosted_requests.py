@@ -74,6 +74,7 @@ def assert_same(found: Request, expected: Request) -> None:
         assert [token for token, _ in one.top] == [token for token, _ in other.top]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
 @pytest.mark.parametrize("way", range(len(WAYS)))
 def test_tokens_and_log_probabilities_are_the_plain_runners(

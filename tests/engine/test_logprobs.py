@@ -61,6 +61,7 @@ def scored(targets, trained, method: str, how: SamplingParams) -> Request:
 
 
 class TestOutputs:
+    @pytest.mark.sweep
     @pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
     @pytest.mark.parametrize("count", [0, 1, 5])
     def test_they_are_the_targets(self, targets, trained, method: str, count: int):
@@ -213,6 +214,7 @@ class TestPrefixCache:
             assert_scores(request.prompt_logprobs, targets["easy"].peer, LONG, 2)
         assert tiny.outputs(requests) == tiny.outputs(requests[:1] * 4)
 
+    @pytest.mark.sweep
     @BOTH
     @pytest.mark.parametrize("steps", range(1, 12))
     @pytest.mark.parametrize("caching", [True, False])
@@ -297,6 +299,7 @@ def test_logits_of_a_prompt_exist_in_strips(
 
 
 class TestIsolation:
+    @pytest.mark.sweep
     @BOTH
     @pytest.mark.parametrize("steps", range(1, 8))
     def test_one_cancelled_within_its_prompt(self, targets, trained, resident: bool, steps: int):
@@ -316,6 +319,7 @@ class TestIsolation:
             assert_scores(request.prompt_logprobs, targets["easy"].peer, prompt, 2)
         assert len(requests[1].prompt_logprobs) < len(LONG)
 
+    @pytest.mark.sweep
     @BOTH
     @pytest.mark.parametrize("place", [0, 20, 39])
     @pytest.mark.parametrize("most", [0, 6])

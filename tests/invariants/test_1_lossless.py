@@ -186,6 +186,7 @@ def changes_nothing(targets, trained, drafter_of, plain) -> Callable[[Case], Non
     return check
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("family", FAMILIES)

@@ -199,6 +199,7 @@ def p_value(drawn: list[Tokens], expected: dict[Tokens, float]) -> float:
     return float(stats.chisquare(seen, scaled).pvalue)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", PARAMS)

@@ -190,6 +190,7 @@ def test_random_configurations(tmp_path_factory: pytest.TempPathFactory, changes
     assert_parity(tiny.save_target(tmp_path_factory.mktemp("target"), **changes))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "gpt_oss", "smollm3"])
 @pytest.mark.parametrize("name", ROPES)
 def test_every_rope_of_every_family(tmp_path: Path, family: str, name: str):
@@ -197,6 +198,7 @@ def test_every_rope_of_every_family(tmp_path: Path, family: str, name: str):
     assert_parity(tiny.save_target(tmp_path, family, rope_parameters=rope))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "gpt_oss"])
 @pytest.mark.parametrize("name", ROPES)
 def test_rope_scaling_beside_rope_parameters_replaces_them(tmp_path: Path, family: str, name: str):
@@ -286,6 +288,7 @@ def test_windows_from_a_layer_on(tmp_path: Path, count: int):
     assert_parity(tmp_path)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "gpt_oss"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.filterwarnings("ignore:.* hold another head")
@@ -358,6 +361,7 @@ def test_experts_in_mxfp4(tmp_path: Path):
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", tiny.KINDS)
 @pytest.mark.parametrize("budget", [7, 2048])
 def test_the_paged_engine_computes_the_same(targets, family: str, budget: int):

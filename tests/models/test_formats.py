@@ -37,6 +37,7 @@ def logits(directory: Path) -> torch.Tensor:
     return tiny.run_target(tiny.load_target(directory), TOKENS)[0]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "gemma4_moe"])
 def test_every_format_gives_what_its_dequantised_twin_gives(tmp_path: Path, family: str, form: str):

@@ -147,6 +147,7 @@ def logits(directory: Path) -> torch.Tensor:
     return tiny.run_target(tiny.load_target(directory), TOKENS)[0]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", PUBLISHED)
 @pytest.mark.parametrize(
     "family", ["qwen3", "qwen3_moe", "llama", "gemma4", "gemma4_moe", "phi3", "granite", "qwen2"]

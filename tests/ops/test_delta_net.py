@@ -62,6 +62,7 @@ def test_a_text_may_be_cut_anywhere(cuts: tuple[int, ...]):
     assert torch.equal(pieces.kept[:, : HEADS.window], whole.kept[:, : HEADS.window])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("prompt", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("drafts", [0, 1, 3, DRAFTS])
 @pytest.mark.parametrize("right", [0, 1, 2, DRAFTS], ids="{} right".format)

@@ -154,6 +154,7 @@ def learned(documents: Sequence[Document]) -> list[tuple[tuple[int, ...], tuple[
     return [(tokens[:start], tokens[start:stop]) for tokens, start, stop in spans]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("spelled", [False, True])
 @pytest.mark.parametrize("case", ANSWERS)
 def test_training_reads_what_the_target_was_shown_and_wrote(
@@ -168,6 +169,7 @@ def test_training_reads_what_the_target_was_shown_and_wrote(
     assert learned(target.documents(tmp_path / "out.jsonl")) == pairs
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", ANSWERS)
 def test_messages_say_what_was_written(target: Target, tmp_path: Path, case: str):
     answers = [target.written(words, spelled=True) for words in ANSWERS[case]]
@@ -186,6 +188,7 @@ def test_messages_say_what_was_written(target: Target, tmp_path: Path, case: str
     assert found == [target.words(words) for words in ANSWERS[case]]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", ANSWERS)
 def test_a_template_that_shows_an_answer_shows_what_was_written(
     target: Target, tmp_path: Path, case: str

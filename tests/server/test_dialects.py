@@ -96,6 +96,7 @@ def whole(answer: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("k", [0, 1, 7])
 @pytest.mark.parametrize(("fields", "content", "calls"), CASES)
 def test_clients_read_what_the_target_writes(
@@ -119,6 +120,7 @@ def test_clients_read_what_the_target_writes(
         assert details["accepted_prediction_tokens"] > 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("fields", "content", "calls"),
     [(AUTO, "It is 4.", []), (AUTO, "", [CALL]), (REQUIRED, "", [CALL]), (BOTH, '{"x": 3}', [])],
@@ -137,6 +139,7 @@ def test_a_limit_cuts_thoughts_content_and_calls_alike_whole_and_streamed(
             assert read["finish_reason"] in ("length", "tool_calls", "stop")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "arguments", ['{"city": "cut of', "[1]", "plain", "", "null", None, [1], 5]
 )
@@ -306,6 +309,7 @@ def calls_of(path: str, answer: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(call["name"], json.loads(call["arguments"])) for call in calls]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("path", BODIES)
 def test_calls_that_are_oddly_written_reach_clients_as_any_other(served: Served, path: str):
     call = ("get_weather", {"city": "a\n\tb", "days": 2})
@@ -313,6 +317,7 @@ def test_calls_that_are_oddly_written_reach_clients_as_any_other(served: Served,
     assert calls_of(path, answer) == [call]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("path", BODIES)
 def test_a_call_that_the_model_breaks_off_is_an_error(served: Served, path: str):
     """Whole and streamed: arguments that are cut must not be run."""

@@ -14,6 +14,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from sweeps import at_night
 
 from peagle import LLM, EngineConfig
 from peagle.pair import bundled
@@ -75,11 +76,12 @@ def test_every_route_is_in_the_list(document: Any):
 
 
 @pytest.mark.parametrize(("path", "method", "mode"), CASES)
+@pytest.mark.parametrize("examples", [3, *at_night([30])])
 def test_no_request_is_a_server_error(
-    document: Any, server: Running, path: str, method: str, mode: GenerationMode
+    document: Any, server: Running, path: str, method: str, mode: GenerationMode, examples: int
 ):
     @given(case=document[path][method].as_strategy(generation_mode=mode))
-    @settings(max_examples=12, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     def check(case: schemathesis.Case) -> None:
         case.call_and_validate(headers=HEADERS, checks=CHECKS, timeout=120)
 

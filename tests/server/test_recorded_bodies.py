@@ -130,6 +130,7 @@ def read_blocks(blocks: list[dict[str, Any]], stop: str) -> Said:
 ROUTES = {CHAT: chat, "/v1/responses": response, "/v1/messages": message}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("path", "body", "answer"), REQUESTS)
 def test_each_request_of_a_client_gets_the_answer_that_the_target_writes(
     served: Served, path: str, body: dict[str, Any], answer: dict[str, Any]

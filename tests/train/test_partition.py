@@ -104,6 +104,7 @@ def run(target, request: pytest.FixtureRequest) -> Run:
     return Run(target, SHAPES[request.param])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("ratio", [1.0, 0.6])
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 def test_p_eagle_is_trained_as_it_is_run(target, drafter_of, changes, ratio: float):
@@ -123,6 +124,7 @@ def test_p_eagle_is_trained_as_it_is_run(target, drafter_of, changes, ratio: flo
         torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("limit", [1, 7, 1000])
 def test_packed_documents_do_not_see_each_other(target, drafter_of, limit: int):
     model = drafter_of(True).model
@@ -135,6 +137,7 @@ def test_packed_documents_do_not_see_each_other(target, drafter_of, limit: int):
     check_documents_are_apart(streams_of)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("run", SHAPES, indirect=True)
 @pytest.mark.parametrize("segments", [1, 2, 4, 8])
 def test_the_gradient_is_that_of_one_pass(run: Run, segments: int):
@@ -150,6 +153,7 @@ def test_the_gradient_is_that_of_one_pass(run: Run, segments: int):
     check_gradients(run.gradients(), expected)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", SHAPES)
 def test_padding_and_recomputing_do_not_change_the_gradient(
     target, monkeypatch: pytest.MonkeyPatch, shape: str
@@ -174,6 +178,7 @@ def check_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]) -> No
     assert error <= 1e-6 * norm
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("run", SHAPES, indirect=True)
 @pytest.mark.parametrize("segments", [2, 5])
 def test_what_comes_out_is_that_of_one_pass(run: Run, segments: int):
@@ -183,6 +188,7 @@ def test_what_comes_out_is_that_of_one_pass(run: Run, segments: int):
         torch.testing.assert_close(parts[element], stream, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("run", SHAPES, indirect=True)
 def test_passes_have_whole_chains(run: Run):
     """D-PACE weighs a depth by those before it: of a part without depth 0 it made no numbers."""
@@ -193,6 +199,7 @@ def test_passes_have_whole_chains(run: Run):
         assert all(sorted(depths) == [*range(len(depths))] for depths in chains.values())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("segments", [1, 2, 4, 8])
 def test_segments_are_even_and_keep_chains_whole(segments: int):
     _, chains = sampled(SHAPES["packed"])

@@ -66,6 +66,7 @@ class InterruptionError(Exception):
     """Stands in for a lost machine."""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("at", [20, 30])
 def test_a_resumed_run_equals_one_without_interruption(

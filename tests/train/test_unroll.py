@@ -19,6 +19,7 @@ def streams_of(model: DraftModel, target, batch: Batch) -> Streams:
     return streams(SequentialPass(model, batch, features, K).passes())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 @pytest.mark.parametrize("known", [2, 3, 9])
 def test_eagle3_is_trained_as_it_is_run(target, drafter_of, changes, known: int):

@@ -73,6 +73,7 @@ RANDOM_DRAFTERS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", ["peagle", "eagle3", *RANDOM_DRAFTERS])
 @pytest.mark.parametrize("hosted", [False, True])
 def test_sampled_drafts_are_those_of_the_host(
@@ -107,6 +108,7 @@ def test_sampled_drafts_are_those_of_the_host(
         assert one.speculation.accepted > 0 or one.params.temperature == 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_penalties_are_the_hosts(targets, trained, method: str, at_once: int):
@@ -477,6 +479,7 @@ class Drawn(DraftLength):
         self._next = next(self._drawn)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", ["peagle", "eagle3"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_cycles_of_changing_length_emit_the_same(targets, trained, method: str, temperature: float):

@@ -76,6 +76,7 @@ def accepted(requests: Sequence) -> int:
     return sum(request.speculation.accepted for request in requests)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("nodes", [5, 11, 30])
 @pytest.mark.parametrize("method", ["peagle", "selector", "eagle3"])
 @pytest.mark.parametrize("params", [MIXED[0], MIXED])
@@ -119,6 +120,7 @@ def test_any_tree_gives_the_same_text(
     assert len(trees) > 20
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", ["peagle", "eagle3"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_more_drafts_are_accepted(

@@ -55,6 +55,7 @@ def trees(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("nodes", [5, 11, 30])
 @pytest.mark.parametrize("method", ["peagle", "selector", "eagle3"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -83,6 +83,7 @@ def test_heads_that_are_wide_attend_in_parts_of_a_group(device: torch.device, si
     close(found[:-1], expected[:-1])  # the last row has no slot
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "changes",
     [

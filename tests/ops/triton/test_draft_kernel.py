@@ -60,6 +60,7 @@ def block(request, monkeypatch: pytest.MonkeyPatch) -> int:
     return request.param
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("count", [16, 32])
 def test_the_likeliest(device: torch.device, block: int, dtype: torch.dtype, count: int) -> None:
@@ -98,6 +99,7 @@ def test_greedy_requests_get_the_first_of_the_likeliest(device: torch.device, bl
     assert drawn.flatten()[greedy].tolist() == tokens[greedy, 0].tolist()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("count", "raced", "depth"), [(5, 40, 3), (16, 64, 0), (32, 100, 1), (40, 30, 0)]
@@ -177,6 +179,7 @@ def test_whatever_scores_are_drafts_are_tokens(device: torch.device) -> None:
         assert drawn.max() < count + 3
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("count", [5, 16, 32])
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("depth", [0, 3])

@@ -43,6 +43,7 @@ def assert_equal_to_the_reference(
     torch.testing.assert_close(result, expected, atol=atol, rtol=1e-5)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(("experts", "top_k"), SHAPES)
 def test_any_rows_and_experts(device: torch.device, rows: int, experts: int, top_k: int):
@@ -147,6 +148,7 @@ def test_a_row_whose_router_overflows_is_not_a_number(
     torch.testing.assert_close(result, expected, atol=4e-3, rtol=1e-5, equal_nan=True)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rows", [0, 1, 16, 17, 70])
 @pytest.mark.parametrize("block", [16, 64])
 def test_pairs_are_ordered_and_cut_into_blocks(

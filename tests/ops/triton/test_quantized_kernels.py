@@ -84,6 +84,7 @@ def depth_for(form: str) -> int:
     return 384 if "128" in form else 352 if form.startswith(("mxfp4", "int4 32")) else 320
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rows", [1, 7, 16, 64, 130])
 @pytest.mark.parametrize("form", [*FOUR_BITS, "int8"])
 def test_a_product_of_few_bits(device: torch.device, rows: int, form: str):
@@ -148,6 +149,7 @@ def test_a_norm_a_gate_and_an_addition_of_four_bits(device: torch.device, form: 
     torch.testing.assert_close(found, torch.nn.functional.silu(gate) * value, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rows", [1, 8, 33, 130])
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("block", [None, (128, 128), (1, 128), (64, 64)])
@@ -160,6 +162,7 @@ def test_a_product(device: torch.device, rows: int, depth: int, block: tuple[int
     torch.testing.assert_close(found, x @ weight.dense().T + bias, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rows", [1, 20, 64])
 @pytest.mark.parametrize("block", [None, (128, 128)])
 def test_a_norm_a_gate_and_an_addition(
@@ -210,6 +213,7 @@ def test_a_product_in_bfloat16(device: torch.device, rows: int, block: tuple[int
     torch.testing.assert_close(kernels.gated(x, None, 1e-5, weight), wanted, atol=2e-3, rtol=2e-2)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rows", [1, 16, 21])
 @pytest.mark.parametrize(
     ("depth", "group", "run"), [(512, 128, 128), (384, 128, 64), (320, 320, 64)]
@@ -365,9 +369,10 @@ def expert_weights(form: str, experts: int, hidden: int, inner: int) -> list[Qua
     return [fp8_weight(*shape, block=block) for shape in shapes]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rows", [1, 7, 40])
 @pytest.mark.parametrize(("hidden", "inner"), [(128, 256), (192, 320)])
-@pytest.mark.parametrize("form", ["mxfp4", "nvfp4", "int4 64", "int4 32, zeros", "rows", "blocks"])
+@pytest.mark.parametrize("form", ["mxfp4", "nvfp4", "int4 64", "int4 32, zeros", "blocks", "rows"])
 @pytest.mark.parametrize("biases", [False, True])
 def test_experts(device: torch.device, rows: int, hidden: int, inner: int, form: str, biases: bool):
     from peagle.ops.triton import moe as kernels

@@ -41,6 +41,7 @@ def norm_of(width: int, device: torch.device, eps: float = EPS) -> RMSNorm:
     return norm.to(device)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("width", [48, 64, 1100])
@@ -65,6 +66,7 @@ def test_an_addition_under_its_own_norm(
     assert under.squares is None
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize(("rows", "width"), [(1, 48), (7, 64), (3, 1100)])
 def test_what_a_mixture_reads(
@@ -83,6 +85,7 @@ def test_what_a_mixture_reads(
     torch.testing.assert_close(inputs.router, routed, **CLOSE)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize(("rows", "width"), [(1, 48), (7, 64), (3, 1100)])
 def test_an_addition_of_mlp_and_experts(

@@ -38,6 +38,7 @@ def both(module: ScaledExperts, x: Tensor, routed: Tensor) -> tuple[Tensor, Tens
         return found, module(x, routed)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rows", [0, 1, 5, 17, 40])
 @pytest.mark.parametrize(("experts", "top_k"), [(6, 2), (5, 5), (24, 4), (1, 1)])
 def test_any_rows_and_experts(device: torch.device, rows: int, experts: int, top_k: int):
@@ -48,6 +49,7 @@ def test_any_rows_and_experts(device: torch.device, rows: int, experts: int, top
     torch.testing.assert_close(found.sum(dim=1), expected, **CLOSE)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rows", [1, 7, 40])
 @pytest.mark.parametrize("block", [None, (128, 128)])
 def test_packed_weights(device: torch.device, rows: int, block: tuple[int, int] | None):

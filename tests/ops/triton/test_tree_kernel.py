@@ -57,6 +57,7 @@ def test_drafts_branch_where_slots_and_penalties_allow(device: torch.device):
     assert torch.equal(found_ones.cpu(), wanted)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize(("count", "nodes"), [(5, 9), (12, 15), (3, 30)])
 def test_growing(device: torch.device, pairs: bool, count: int, nodes: int):
@@ -129,6 +130,7 @@ def test_paths_move_together(device: torch.device):
     assert sorted(changed) == sorted([*slots[0, [9, 10, 11]].tolist(), *slots[1, [4, 5]].tolist()])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("window", [None, 9, 70])
 @pytest.mark.parametrize("starts", [[3, 0, 130], [700, 64, 61]])
 def test_rows_see_their_ancestors_alone(
