@@ -89,7 +89,7 @@ def test_its_code_and_pair_are_the_environments_own(installed: Run, tmp_path: Pa
     assert all(str(ROOT) not in place for place in done.stdout.split())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_demo_runs(installed: Run, tmp_path: Path) -> None:
     done = installed("peagle", "demo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from records.store import read
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "cpu.py"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_sides_are_one_result_with_a_report(tmp_path: Path):
     prompts, out = tmp_path / "own.jsonl", tmp_path / "out"
     prompts.write_text(json.dumps({"prompt": "def add(a, b):\n"}) + "\n")

@@ -56,6 +56,7 @@ def asked(prompts: Path, python: Path, out: Path) -> "subprocess.CompletedProces
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
 
 
+@pytest.mark.nightly
 def test_both_servers_are_measured_in_one_report(prompts: Path, tmp_path: Path):
     python, out = tmp_path / "python", tmp_path / "out"
     python.write_text(FAKE.format(python=sys.executable))

@@ -24,6 +24,7 @@ from peagle.train.recipe import Recipe
 from peagle.train.trainer import Telemetry, Trainer, rate
 
 STEPS, EVERY = 30, 20
+SHORT = {"steps": STEPS, "evaluate_every": EVERY, "rows_per_step": 1}
 REPORTED = [10, 20, 30]
 LENGTHS = {"acceptance_length", "drawn_acceptance_length"}
 FIGURES = {"loss", "learning_rate", "accuracy", "drawn_accuracy"} | LENGTHS
@@ -53,7 +54,7 @@ def init(**settings):
 @pytest.fixture
 def recipe(recipe_for, tmp_path: Path) -> Path:
     """A recipe's file, in a directory that holds nothing else."""
-    given = recipe_for(tmp_path / "out", steps=STEPS, evaluate_every=EVERY)
+    given = recipe_for(tmp_path / "out", **SHORT)
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(given.model_dump(mode="json", exclude_defaults=True)))
     return path
@@ -64,7 +65,7 @@ def whole(recipe_for, tmp_path_factory) -> list[Telemetry]:
     """The reports of a run that nothing stopped."""
     output = tmp_path_factory.mktemp("whole") / "out"
     reports: list[Telemetry] = []
-    prepare(recipe_for(output, steps=STEPS, evaluate_every=EVERY)).run(reports.append)
+    prepare(recipe_for(output, **SHORT)).run(reports.append)
     return reports
 
 
@@ -104,7 +105,7 @@ class TestDryRun:
         }
         assert "intermediate_size 128 (default)" in lines
         assert "taps [1, 2, 3]" in lines
-        assert "the run 30 steps of 4 rows, 4.3 epochs" in lines
+        assert "the run 30 steps of 1 rows, 1.1 epochs" in lines
         assert any(line.startswith("read 64 documents, 3072 tokens, 2688") for line in lines)
         assert "held out 8 documents in 4 rows of 96, 100.0% full" in lines
         assert "embeddings 6,144 0" in lines

@@ -8,6 +8,7 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file
+from sweeps import at_night
 from test_families import Values, change_config
 from test_loading import assert_weights_are_refused, change_tensors
 from torch import Tensor
@@ -228,7 +229,7 @@ def easy(directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("method", ["peagle", "eagle3"])
+@pytest.mark.parametrize("method", ["peagle", *at_night(["eagle3"])])
 def test_a_drafter_is_trained_for_it(recipe_for, tmp_path: Path, method: str):
     """With the first layer's heads, full and scaled as usual; it learns, and changes no text."""
     directory = easy(tmp_path / "target")

@@ -119,7 +119,12 @@ def assert_same_gradient(tensors: dict[str, Tensor], alone: Trainer, within: flo
 
 @pytest.mark.parametrize(
     ("method", "target"),
-    [("peagle", None), ("eagle3", None), ("peagle", "gpt_oss"), ("eagle3", "qwen3_moe")],
+    [
+        ("eagle3", None),
+        ("peagle", "gpt_oss"),
+        pytest.param("peagle", None, marks=pytest.mark.nightly),
+        pytest.param("eagle3", "qwen3_moe", marks=pytest.mark.nightly),
+    ],
 )
 def test_two_ranks_have_the_gradient_of_one(
     recipe_for, targets, two_ranks: TwoRanks, tmp_path: Path, method: str, target: str | None
@@ -133,6 +138,7 @@ def test_two_ranks_have_the_gradient_of_one(
         assert_same_gradient(tensors, prepare(recipe), within=1e-5)
 
 
+@pytest.mark.nightly
 def test_a_sharded_run_resumes(recipe_for, two_ranks: TwoRanks, tmp_path: Path):
     """It takes the same steps and ends like an uninterrupted run of a single process."""
     changes: dict[str, Any] = {"rows_per_step": 3, "steps": 20, "evaluate_every": 20}

@@ -52,6 +52,7 @@ def test_sums_over_passes_are_the_float32_gradient(
         assert float((found - wanted.grad).norm()) < 0.1 * float(wanted.grad.norm()), name
 
 
+@pytest.mark.nightly  # traces for most of a minute
 def test_no_layer_is_left_uncompiled(recipe_for, tmp_path, monkeypatch: pytest.MonkeyPatch):
     """In training and in the evaluation after it; as on a GPU, except that no code is generated."""
     for attend in (partition.ContextAttend, partition.SegmentAttend):
