@@ -71,7 +71,14 @@ def wait_for(port: int) -> None:
     raise AssertionError("the server did not start")
 
 
-@pytest.mark.parametrize(("page", "command"), commands())
+def by_day_and_night() -> list[Any]:
+    """The commands; long measurements that only pages behind README show are for the night."""
+    night = [page != "README.md" and "--limit 2" in command for page, command in commands()]
+    marks = [[pytest.mark.nightly] if late else [] for late in night]
+    return [pytest.param(*each, marks=mark) for each, mark in zip(commands(), marks, strict=True)]
+
+
+@pytest.mark.parametrize(("page", "command"), by_day_and_night())
 def test_command(page: str, command: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     program, *arguments = shlex.split(command)
     if program == "pip":

@@ -210,6 +210,7 @@ def features(peer: Any, tokens: list[int], taps: tuple[int, ...]) -> Tensor:
     return torch.cat([streams[tap][0] for tap in taps], dim=-1)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("parallel", [True, False], ids=["peagle", "eagle3"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_drafts_are_as_designed(target, tmp_path: Path, parallel: bool, name: str):
@@ -230,6 +231,7 @@ def test_drafts_beside_a_target_that_scales_its_stream(targets, tmp_path: Path, 
     assert {len(d) for d in drafts} == {1, 3, 5}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("parallel", [True, False], ids=["peagle", "eagle3"])
 @pytest.mark.parametrize("room", [{"max_num_batched_tokens": 7}, {"max_num_seqs": 1}])
 def test_drafts_are_as_designed_in_little_room(target, tmp_path: Path, parallel: bool, room):

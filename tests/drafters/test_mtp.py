@@ -156,6 +156,7 @@ def shown_the_same(directory: Path, case: Case) -> list[Request]:
     return drafted
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("resident", [False, True], ids=["host", "resident"])
 @pytest.mark.parametrize("name", CASES)
 def test_text_is_the_same_as_without(directories, name: str, resident: bool):

@@ -28,12 +28,14 @@ def greedy(engine_for) -> list[int]:
 
 @pytest.mark.parametrize("mode", MODES)
 class TestEnds:
+    @pytest.mark.sweep
     @pytest.mark.parametrize("most", [1, 2, 5, 16])
     def test_max_tokens(self, engine_for, greedy, mode: str, most: int):
         (request,) = tiny.run(engine_for(mode), [PROMPT], SamplingParams(max_tokens=most))
         assert request.output == greedy[:most]
         assert request.finish_reason == "length"
 
+    @pytest.mark.sweep
     @pytest.mark.parametrize("room", [13, 14, 17, 25])
     def test_the_context(self, engine_for, greedy, mode: str, room: int):
         """Down to a context that holds one output token; drafts never reach beyond it."""
@@ -42,6 +44,7 @@ class TestEnds:
         assert request.output == greedy[: room - len(PROMPT)]
         assert request.finish_reason == "length"
 
+    @pytest.mark.sweep
     @pytest.mark.parametrize("place", [0, 1, 6, 7])
     def test_a_stop_id_ends_the_output_with_itself(self, engine_for, greedy, mode: str, place: int):
         stop = greedy[place]
@@ -57,6 +60,7 @@ class TestEnds:
         (request,) = tiny.run(engine, [PROMPT], SamplingParams(max_tokens=40, ignore_eos=True))
         assert request.output == greedy[:40]
 
+    @pytest.mark.sweep
     @pytest.mark.parametrize("least", [2, 5, 9])
     def test_min_tokens_bans_stops_until_then(self, engine_for, greedy, mode: str, least: int):
         how = SamplingParams(max_tokens=30, min_tokens=least, stop_token_ids=tuple(greedy[:3]))

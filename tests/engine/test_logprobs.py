@@ -97,6 +97,7 @@ class TestOutputs:
 
 
 class TestPrompts:
+    @pytest.mark.sweep
     @BOTH
     @pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
     @pytest.mark.parametrize("chunk", [1, 2, 7, 2048])

@@ -93,6 +93,7 @@ def as_from_scratch(drafter, target, request: Request) -> list[int]:
     raise AssertionError("a text has an end")
 
 
+@pytest.mark.sweep
 @DEVICES
 @METHODS
 @pytest.mark.parametrize("most", [6, 256])
@@ -107,6 +108,7 @@ def test_no_token_changes(engine_with, plain, monkeypatch, method: str, device: 
     assert 0 < did.cycles < 0.6 * (did.cycles + did.pauses)
 
 
+@pytest.mark.sweep
 @DEVICES
 @METHODS
 @pytest.mark.parametrize("most", [6, 256])
@@ -145,6 +147,7 @@ def test_texts_that_were_never_drafted_are_cached(targets, trained, engine_with,
     assert sum(as_from_scratch(drafter, target, again)) > 3
 
 
+@pytest.mark.sweep
 @DEVICES
 @METHODS
 def test_preempted_requests_go_on(targets, trained, engine_with, plain, method: str, device: bool):

@@ -98,6 +98,7 @@ def test_where_the_host_takes_part_steps_have_one_cycle(make, plain):
     assert tiny.outputs(requests) == plain(PROMPTS[:2], ways)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", ["peagle", "eagle3"])
 @pytest.mark.parametrize("most", [9, 256])
 def test_drafts_behind_them_are_as_good(make, plain, monkeypatch, method: str, most: int):

@@ -46,6 +46,7 @@ def passes(monkeypatch) -> list[bool]:
     return found
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
 @pytest.mark.parametrize(("count", "most"), [(1, 512), (9, 512), (9, 256)])
 def test_tokens_and_accepted_drafts_of_the_plain_runner(
