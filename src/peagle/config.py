@@ -406,6 +406,8 @@ class EngineConfig(Config):
     seed: int | None = None
     """Seeds requests without a seed of their own. Unset is 0, and for a server what the operating
     system draws, so that two of them draw different tokens."""
+    lora: str | None = None
+    """Directory or hub id of a LoRA adapter in PEFT's layout, merged into the target's weights."""
     step_timeout: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
     """Seconds after which a step counts as stuck, and a server ends; 0: never. Unset is 180 on a
     GPU and 600 on a CPU."""

@@ -31,7 +31,7 @@ def test_an_adapter_is_told_from_a_model_and_how_to_make_one_of_it(tmp_path: Pat
     """Also where its base's config.json is beside it."""
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-8B"}')
     (tmp_path / "adapter_model.safetensors").touch()
-    told = r"is a LoRA adapter of Qwen/Qwen3-8B, not a model; merge them .*merge_and_unload"
+    told = "is a LoRA adapter of Qwen/Qwen3-8B, .*; give Qwen/Qwen3-8B as the target, .* --lora"
     with pytest.raises(InputError, match=told):
         read_json(tmp_path / "config.json")
     with pytest.raises(InputError, match=told):

@@ -26,7 +26,8 @@ class SharedTarget:
     def __init__(self, target: str, config: EngineConfig) -> None:
         directory = model_directory(target)
         device = resolve_device(config.device)
-        self._decoder = load_decoder(directory, resolve_dtype(config.dtype, device), device)
+        dtype = resolve_dtype(config.dtype, device)
+        self._decoder = load_decoder(directory, dtype, device, lora=config.lora)
         self._decoder.set_arithmetic(
             quantize_activations=config.quantize_activations,
             batch_invariant=config.batch_invariant,

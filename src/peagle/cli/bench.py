@@ -107,6 +107,8 @@ def bench(
                 "--shape makes its own models and prompts; leave out targets, drafters, --chat, "
                 "--prompts and --url"
             )
+        if hardware.get("lora"):
+            raise InputError("--shape has random weights, into which no adapter is merged")
         grid = replace(grid, data=(synthetic.shape,))  # whose prompts are random
         measure_cases(_of_shape(synthetic, compared, grid, params, rounds, hardware), outputs)
         return

@@ -61,6 +61,9 @@ def check(
     target: Annotated[
         str | None, typer.Option(help="Target that it should fit: directory or hub id.")
     ] = None,
+    lora: Annotated[
+        str | None, typer.Option(help="LoRA adapter to merge into the target, too.")
+    ] = None,
 ) -> None:
     """Say what drafts, a drafter or a lookup, and whether it fits its target.
 
@@ -70,9 +73,11 @@ def check(
     from peagle.drafters.diagnosis import target_problems
     from peagle.models.weights import model_directory
 
+    if lora is not None and target is None:
+        raise InputError("--lora is merged into a target: give --target")
     beside = model_directory(target) if target is not None else None
     facts, problems = _drafter(speculation, beside)
-    problems += target_problems(beside) if beside is not None else []
+    problems += target_problems(beside, lora) if beside is not None else []
     _print_facts({**facts, **_lookup(speculation), **_answers(beside)})
     for problem in dict.fromkeys(problems):  # a directory may be read for two questions
         typer.echo(f"problem: {' '.join(problem.split())}", err=True)

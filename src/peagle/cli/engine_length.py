@@ -60,7 +60,7 @@ def measure_engine(recipe: "Recipe", prompts: Sequence[tuple[int, ...]]) -> Engi
         num_tree_nodes=0,  # as the estimate has it, and the same on every machine
     )
     try:
-        config = EngineConfig(device=recipe.device, draft_length="fixed")
+        config = EngineConfig(device=recipe.device, draft_length="fixed", lora=recipe.lora)
         llm = LLM(recipe.target, drafter, config)
         done = llm.generate(prompts, SamplingParams(max_tokens=TOKENS))
     except torch.OutOfMemoryError as error:

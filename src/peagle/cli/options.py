@@ -46,6 +46,7 @@ SIZES: dict[str, Help] = {
 """The same of `EngineConfig`."""
 HARDWARE: dict[str, Help] = {
     "dtype": "auto is float32 on a CPU, bfloat16 on a GPU.",
+    "lora": ("LoRA adapter to merge into the target: directory or hub id.", "none"),
     "device": "auto, cpu, cuda or cuda:N.",
     "kv_cache_dtype": "fp8: keys and values take half of 16 bits' memory; auto: the model's type.",
     "batch_invariant": "On a GPU: the same text to the last bit, whatever else runs; slower.",

@@ -250,7 +250,8 @@ def _announcement(
         facts = {
             "page": f"{url.replace('0.0.0.0', 'localhost').replace('[::]', 'localhost')}/",
             "API": f"{url}/v1 (model {name})",
-            "target": target or "the bundled one",
+            "target": (target or "the bundled one")
+            + (f" with {config.lora}" if config.lora else ""),
             "drafter": _drafter(llm.llm, speculation),
             "device": f"{device}, {dtype}",
             "answers": told_dialect(llm.llm.dialect, llm.llm.tokenizer, llm.llm.chat_config),

@@ -41,6 +41,9 @@ def train(
     target: Annotated[
         str | None, typer.Option(help="Target model: directory or hub id.", show_default=RECIPES)
     ] = None,
+    lora: Annotated[
+        str | None, typer.Option(help="LoRA adapter to merge into it.", show_default=RECIPES)
+    ] = None,
     drafter: Annotated[
         str | None, typer.Option(help="Directory to write: output.", show_default=RECIPES)
     ] = None,
@@ -70,7 +73,7 @@ def train(
     from peagle.cli.trackers import Tracking
     from peagle.train.recipe import Recipe
 
-    flags = {"target": target, "output": drafter, "num_speculative_tokens": k}
+    flags = {"target": target, "lora": lora, "output": drafter, "num_speculative_tokens": k}
     given = Recipe.load(recipe, [*(overrides or []), *_as_overrides(flags, overrides or [])])
     if dry_run:
         print_plan(given)

@@ -93,11 +93,14 @@ def diagnose_mtp(target: Path) -> tuple[dict[str, str], list[str]]:
     return {"method": _method(MTP), **_weight_facts(tensors or {})}, problems
 
 
-def target_problems(directory: Path) -> list[str]:
-    """What keeps a target from being served, except a config.json that `diagnose` reports."""
+def target_problems(directory: Path, lora: str | None = None) -> list[str]:
+    """What keeps a target from being served, except a config.json that `diagnose` reports.
+
+    lora: an adapter that is to be merged into it.
+    """
     problems: list[str] = []
     if _attempt(lambda: read_spec(directory), []) is not None:
-        _attempt(lambda: check_decoder(directory), problems)
+        _attempt(lambda: check_decoder(directory, lora), problems)
         _attempt(lambda: load_tokenizer(directory), problems)
         _attempt(lambda: end_tokens(directory, None), problems)
         _attempt(lambda: sampling_defaults(directory), problems)

@@ -31,7 +31,8 @@ class EngineSource(Config):
         device = resolve_device(self.config.device)
         dtype = resolve_dtype(self.config.dtype, device)
         directory = Path(self.target)
-        decoder = load_decoder(directory, dtype, device, self.config.max_model_len)
+        longest, lora = self.config.max_model_len, self.config.lora
+        decoder = load_decoder(directory, dtype, device, longest, lora)
         if self.config.kv_cache_dtype == "auto" and asks_for_fp8(directory):
             warnings.warn(
                 f"{directory}: its files ask for keys and values in FP8; they keep {dtype} unless "

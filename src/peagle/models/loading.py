@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from peagle.device import require_memory
 from peagle.errors import InputError
+from peagle.models.adapter import Adapter
 from peagle.models.decoder import Decoder, DecoderLayer, decoder_layer
 from peagle.models.families import decoder_rules, end_rules, layer_rules, read_family
 from peagle.models.families.family import Family
@@ -42,14 +43,18 @@ LENGTHEN = (
 
 
 def load_decoder(
-    directory: Path, dtype: torch.dtype, device: torch.device, max_length: int | None = None
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_length: int | None = None,
+    lora: str | None = None,
 ) -> Decoder:
     """A target from its Hugging Face directory, ready for inference.
 
-    Raises `InputError` for an unsupported architecture, a context beyond the target's, and damaged
-    or mismatched weights.
+    lora: directory or hub id of an adapter that is merged into its weights. Raises `InputError` for
+    an unsupported architecture, a context beyond the target's, and damaged or mismatched weights.
     """
-    target = _Target.read(directory)
+    target = _Target.read(directory, lora)
     check_length(target.spec, max_length or 1)
     with torch.device("meta"):
         decoder = Decoder(target.spec, max_length)
@@ -67,12 +72,12 @@ def check_length(spec: DecoderSpec, max_model_len: int) -> None:
         )
 
 
-def check_decoder(directory: Path) -> None:
+def check_decoder(directory: Path, lora: str | None = None) -> None:
     """Check a target's tensors against its configuration, without reading the layers' values.
 
-    Raises `InputError` as `load_decoder` does, except for NaN or infinite values.
+    lora: as in `load_decoder`, whose `InputError`s are raised except for NaN or infinite values.
     """
-    target, tensors = _Target.read(directory), read_tensors(directory)
+    target, tensors = _Target.read(directory, lora), read_tensors(directory)
     with torch.device("meta"):
         decoder = Decoder(target.spec, 1)
     rules = target.as_stored(decoder_rules(target.family, target.spec), tensors)
@@ -81,13 +86,17 @@ def check_decoder(directory: Path) -> None:
 
 
 def load_ends(
-    directory: Path, dtype: torch.dtype, device: torch.device, max_length: int | None = 1
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_length: int | None = 1,
+    lora: str | None = None,
 ) -> Decoder:
     """A target's embeddings, final norm and head, without the layers between them.
 
-    Raises `InputError` as `load_decoder` does.
+    Takes and raises what `load_decoder` does.
     """
-    target, names = _Target.read(directory), tensor_names(directory)
+    target, names = _Target.read(directory, lora), tensor_names(directory)
     with torch.device("meta"):
         decoder = Decoder(target.spec, max_length)
     decoder.layers = nn.ModuleList()
@@ -97,13 +106,13 @@ def load_ends(
 
 
 def load_layers(
-    directory: Path, dtype: torch.dtype, device: torch.device
+    directory: Path, dtype: torch.dtype, device: torch.device, lora: str | None = None
 ) -> Iterator[DecoderLayer]:
     """The layers that `load_ends` leaves out, one by one, for devices that cannot hold them all.
 
-    Raises `InputError` as `load_decoder` does.
+    Takes and raises what `load_decoder` does.
     """
-    target, names = _Target.read(directory), tensor_names(directory)
+    target, names = _Target.read(directory, lora), tensor_names(directory)
     family, spec = target.family, target.spec
     rules = target.as_stored(decoder_rules(family, spec), names)
     with about(directory):
@@ -114,7 +123,7 @@ def load_layers(
             layer = decoder_layer(of_layer, spec.hidden_size)
         tensors = read_tensors(directory, file_names(rules))
         with about(directory):
-            assemble(nn.ModuleList([layer]), rules, tensors, dtype=dtype, device=device)
+            assemble(nn.ModuleList([layer]), rules, tensors, (), dtype, device, target.adapted)
         _settled(nn.ModuleList([layer]), rules, dtype, device)
         yield layer
 
@@ -153,10 +162,11 @@ class _Target:
     family: Family
     spec: DecoderSpec
     quantization: Quantization
+    adapter: Adapter | None = None
 
     @classmethod
-    def read(cls, directory: Path) -> "_Target":
-        """What its configuration and its files say together.
+    def read(cls, directory: Path, lora: str | None) -> "_Target":
+        """What its configuration and its files say together, and an adapter's.
 
         Full fine-tuning of a tied model may leave a head of its own, which transformers keeps.
         """
@@ -173,7 +183,16 @@ class _Target:
                 stacklevel=3,
             )
             spec = replace(spec, tie_word_embeddings=False)
-        return cls(directory, family, spec, quantization)
+        if lora is None:
+            return cls(directory, family, spec, quantization)
+        adapter = Adapter.read(lora)
+        target = cls(directory, family, spec, quantization, adapter)
+        adapter.check(target.as_stored(decoder_rules(family, spec), tensor_names(directory)))
+        return target
+
+    def adapted(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor of its files, with what the adapter adds."""
+        return tensor if self.adapter is None else self.adapter.merged(name, tensor)
 
     def as_stored(self, rules: Iterable[TensorRule], names: Container[str]) -> list[TensorRule]:
         """The rules for a file with these tensors."""
@@ -197,7 +216,8 @@ class _Target:
     ) -> Decoder:
         """A decoder with the values of the directory's tensors, ready for inference."""
         with about(self.directory):
-            assemble(decoder, rules, tensors, self.ignored(tensors), dtype, device)
+            ignored = self.ignored(tensors)
+            assemble(decoder, rules, tensors, ignored, dtype, device, self.adapted)
         if self.spec.tie_word_embeddings:
             decoder.head.weight = decoder.embed.weight
         decoder = _settled(decoder, rules, dtype, device)

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -181,9 +181,8 @@ def _refuse_adapter(directory: Path) -> None:
     if (directory / ADAPTER).is_file():
         base = read_json(directory / ADAPTER).get("base_model_name_or_path")
         raise InputError(
-            f"{directory} is a LoRA adapter of {base}, not a model; merge them and give the "
-            "result: in Python, peft.AutoPeftModelForCausalLM.from_pretrained(ADAPTER)"
-            ".merge_and_unload().save_pretrained(MODEL), and copy the tokenizer's files to MODEL"
+            f"{directory} is a LoRA adapter of {base}, not a model; give {base} as the target, and "
+            "this as --lora"
         )
 
 
@@ -230,6 +229,11 @@ def read_tensors(directory: Path, wanted: Container[str] | None = None) -> dict[
     Raises `InputError` for a damaged file.
     """
     return dict(_tensors(safetensors_files(directory), wanted))
+
+
+def read_tensor_file(file: Path) -> dict[str, Tensor]:
+    """Every tensor of one file. Raises `InputError` for a damaged or missing file."""
+    return dict(_tensors([file], None))
 
 
 def tensor_names(directory: Path) -> set[str]:
@@ -290,12 +294,14 @@ def assemble(
     ignored: Iterable[str] = (),
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
+    change: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
 ) -> None:
     """Set a module's weights from a file's tensors, in their own dtype or in `dtype`, or packed.
 
-    Each is moved to the device, joined and checked there before the next is read, so that a large
-    model is never in memory twice. Raises `InputError` naming missing, unexpected and misshapen
-    tensors at once, or the first with NaN or infinite values.
+    change: what becomes of a file's tensor, given its name. Each is moved to the device, joined and
+    checked there before the next is read, so that a large model is never in memory twice. Raises
+    `InputError` naming missing, unexpected and misshapen tensors at once, or the first with NaN or
+    infinite values.
     """
     rules = list(rules)
     refuse(mismatches(module, rules, tensors, ignored))
@@ -305,6 +311,7 @@ def assemble(
         tensor = tensors[name].to(device)
         if tensor.dtype == torch.float64:  # of which much is no number in fewer bits
             tensor = tensor.float()
+        tensor = change(name, tensor)
         if not finite(tensor):
             raise InputError(f"its tensor {name} holds NaN or infinite values")
         return tensor

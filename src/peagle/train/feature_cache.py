@@ -23,7 +23,13 @@ from peagle.drafters.model import DrafterConfig
 from peagle.errors import InputError
 from peagle.files import replacing, unfinished, writing
 from peagle.models.decoder import Decoder
-from peagle.models.weights import read_json, safetensors_files
+from peagle.models.weights import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    model_directory,
+    read_json,
+    safetensors_files,
+)
 from peagle.train.digest import digest
 from peagle.train.feature_format import restore, row_bytes, store
 from peagle.train.features import Features, Split, TargetFeatures, padded_for
@@ -285,10 +291,14 @@ def made_from(
 ) -> dict[str, object]:
     """Everything that features depend on, keyed by the words an error uses for a mismatch."""
     described = json.dumps(read_json(target / "config.json"), sort_keys=True).encode()
+    files = safetensors_files(target)
+    if recipe.lora is not None:
+        adapter = model_directory(recipe.lora)
+        files += [adapter / ADAPTER, adapter / ADAPTER_WEIGHTS]
     return {
         "format": VERSION,
         "target configuration": digest([described]),
-        "target weights": digest(map(_fingerprint, safetensors_files(target))),
+        "target weights": digest(map(_fingerprint, files)),
         "taps": sorted(config.taps),
         "row_length": recipe.row_length,
         "feature_dtype": recipe.feature_dtype,

@@ -50,35 +50,36 @@ def prepare(recipe: Recipe, tell: Callable[[Summary | str], None] = lambda _: No
     check_resumption(recipe, training, validation)
     tell(summary)
     place = directory, resolve_dtype("auto", device), device
-    load: Load = partial(_load_target, recipe.shard_target, ranks)
+    load: Load = partial(_load_target, recipe, ranks)
     source = None
     if recipe.features == "online":
         target = load(*place)
     else:
         data: dict[Split, PackedRows] = {"training": training, "validation": validation}
         cache = FeatureCache(recipe, drafter_config(recipe, spec), data, device, ranks)
-        target, source = _cached(cache, place, load, tell)
+        target, source = _cached(recipe, cache, place, load, tell)
     model = initial_drafter(recipe, target, training)
     return Trainer(recipe, target, model, training, validation, ranks, source)
 
 
 def _load_target(
-    sharded: bool, ranks: Ranks, directory: Path, dtype: torch.dtype, device: torch.device
+    recipe: Recipe, ranks: Ranks, directory: Path, dtype: torch.dtype, device: torch.device
 ) -> Decoder:
-    if sharded:
-        return load_sharded(directory, dtype, device, ranks)
-    return load_decoder(directory, dtype, device)
+    if recipe.shard_target:
+        return load_sharded(directory, dtype, device, ranks, recipe.lora)
+    return load_decoder(directory, dtype, device, lora=recipe.lora)
 
 
 def _cached(
-    cache: FeatureCache, place: Place, load: Load, tell: Callable[[str], None]
+    recipe: Recipe, cache: FeatureCache, place: Place, load: Load, tell: Callable[[str], None]
 ) -> tuple[Decoder, FeatureSource]:
     """A target without layers, and its features; the layers are loaded only to fill the cache."""
     directory, dtype, device = place
     missing = cache.missing(directory, tell)
     if missing:
         cache.fill(missing, load(*place), tell)
-    return load_ends(directory, dtype, device), cache.features(dtype)
+    ends = load_ends(directory, dtype, device, lora=recipe.lora)
+    return ends, cache.features(dtype)
 
 
 def read_rows(

@@ -43,6 +43,8 @@ class Recipe(Config):
 
     target: str
     """The target's directory or hub id."""
+    lora: UserPath | None = None
+    """Directory or hub id of a LoRA adapter in PEFT's layout, merged into the target's weights."""
     data: Annotated[tuple[UserPath, ...], Field(min_length=1)]
     """JSONL files, also .gz, or hf:ID_OR_PATH[:SPLIT] for datasets; read in this order."""
     output: UserPath

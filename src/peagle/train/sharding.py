@@ -12,7 +12,11 @@ from peagle.train.parallel import Ranks
 
 
 def load_sharded(
-    directory: Path, dtype: torch.dtype, device: torch.device, ranks: Ranks
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: Ranks,
+    lora: str | None = None,
 ) -> Decoder:
     """A target of which a device holds only its parts of the layers and the layer that is running.
 
@@ -20,11 +24,11 @@ def load_sharded(
     run every pass together, since they gather each layer from one another just before it runs.
     """
     if ranks.size == 1:
-        return load_decoder(directory, dtype, device)
-    decoder = load_ends(directory, dtype, device, max_length=None)
+        return load_decoder(directory, dtype, device, lora=lora)
+    decoder = load_ends(directory, dtype, device, None, lora)
     mesh = init_device_mesh(device.type, (ranks.size,))
     ends = set(decoder.parameters())
-    for layer in load_layers(directory, dtype, device):
+    for layer in load_layers(directory, dtype, device, lora):
         fully_shard(layer, mesh=mesh)
         decoder.layers.append(layer)
     # With the decoder as root, the next layer is gathered while one runs.
