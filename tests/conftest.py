@@ -33,6 +33,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # in processes, too: two threads on busy co
 logging.disable_progress_bar()
 settings.register_profile(
     "peagle",
+    max_examples=50,
     deadline=None,
     derandomize=True,
     database=None,

@@ -434,7 +434,7 @@ class TestAsync:
         self, pair: TinyPair, monkeypatch, ahead: bool
     ):
         """For first tokens, and for all while the device works on another step."""
-        monkeypatch.setattr(async_llm, "PATIENCE", 20.0)
+        monkeypatch.setattr(async_llm, "PATIENCE", 3.0)  # of which a last wait takes all
         with tiny.on_device(ahead):
             llm = made(pair)
         handed: list[Chunk] = []

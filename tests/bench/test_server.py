@@ -379,12 +379,12 @@ USED = b'data: {"choices": [], "usage": {"completion_tokens": 1}}\n\n'
 
 
 def test_comments_keep_a_stream_alive(stub, monkeypatch):
-    monkeypatch.setattr(module, "SILENCE", 2.0)
+    monkeypatch.setattr(module, "SILENCE", 1.0)
     monkeypatch.setattr(module, "A_WHILE", 0.05)
 
     def waiting():
         for _ in range(6):
-            time.sleep(0.5)
+            time.sleep(0.25)
             yield b": waiting\n\n"
         yield from (PIECE, DONE)
 

@@ -25,6 +25,7 @@ GOOD = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("forked")
 def test_every_kind_of_run_is_measured(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 from rich.text import Text
+from sweeps import at_night
 
 from peagle.bench.case import Case
 from peagle.bench.measures import Measures, Percentiles
@@ -39,7 +40,7 @@ def test_drafts_of_the_bundled_pair_branch(peagle, pair, short, monkeypatch):
     assert lengths["P-EAGLE"] > lengths["EAGLE-3"] > lengths["none"] == 1.0
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("columns", [60, *at_night([80, 120])])
 def test_it_writes_answers_and_compares_the_three_methods(
     peagle, pair, short, monkeypatch, columns
 ):
