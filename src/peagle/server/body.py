@@ -19,6 +19,18 @@ LENGTHS = (
     *("max_new_tokens", "n_predict", "num_predict"),
 )
 """What APIs call the most tokens of an answer, which would have no end if that were missed."""
+KNOWN = """
+annotations audio cache_control caller citations client_metadata container context_management
+defer_loading disable_additional_properties disable_any_whitespace display eager_input_streaming
+early_stopping extra_content function_call guided_decoding_backend guided_whitespace_pattern id
+include_obfuscation index input_examples is_error length_penalty logprobs max_tool_calls metadata
+moderation output_schema parsed parsed_arguments phase prediction prefix prompt_cache_key
+prompt_cache_options prompt_cache_retention provider_specific_fields reasoning_details
+safety_identifier service_tier signature spaces_between_special_tokens status store stream_options
+thinking_blocks truncation type user web_search_options whitespace_pattern"""
+IGNORED = frozenset(KNOWN.split())
+"""Fields that clients are known to send, wherever they are none of ours: the log does not name
+them."""
 SHORTEST_TYPED = 6
 """Characters of a name in which one wrong letter is a slip and not another name."""
 log = logging.getLogger("peagle.server")
@@ -28,8 +40,9 @@ _told: set[str] = set()
 class Body(BaseModel):
     """A JSON object without silent conversions.
 
-    Clients send fields of many servers, so unknown ones are left out, and the log names each once.
-    What looks like a misspelled field of ours is refused: it would be missed silently.
+    Clients send fields of many servers, so unknown ones are left out, and the log names each once,
+    but for those in `IGNORED`. What looks like a misspelled field of ours is refused: it would be
+    missed silently.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -41,7 +54,7 @@ class Body(BaseModel):
             for number, (name, value) in enumerate(unknown.items()):
                 if value is not None:
                     self._refuse_missed_length(name, value)
-                    if number < MOST_UNKNOWN:
+                    if number < MOST_UNKNOWN and name not in IGNORED:
                         _meet(type(self), name)
             unknown.clear()
         return self
@@ -74,8 +87,6 @@ Whole = BeforeValidator(_whole)
 Integer = Annotated[int, Whole]
 Count = Annotated[int, Field(ge=0), Whole]
 Positive = Annotated[int, Field(ge=1), Whole]
-Ignored = Annotated[Any, Field(description="Accepted; has no effect.", exclude=True)]
-"""Known from clients and other servers; no template sees it."""
 Refused = Annotated[Any, AfterValidator(_refuse), Field(description="Not supported.")]
 """What would change the answer."""
 

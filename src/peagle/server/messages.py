@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from peagle.server.body import LONGEST_NAME, Body, Ignored, Items
+from peagle.server.body import LONGEST_NAME, Body, Items
 from peagle.server.variants import result_part
 
 TEXTS = {
@@ -25,7 +25,6 @@ class FunctionCall(Body):
     name: str
     arguments: Any = None
     """JSON text, or already an object; a client sends back whatever it got."""
-    parsed_arguments: Ignored = None
 
 
 class ToolCall(Body):
@@ -34,8 +33,6 @@ class ToolCall(Body):
     id: str | None = None
     type: Literal["function"] | None = "function"
     function: FunctionCall
-    index: Ignored = None
-    extra_content: Ignored = None
 
 
 def _text_kind(kind: str) -> str:
@@ -52,9 +49,7 @@ class ContentPart(Body):
     type: Annotated[str, AfterValidator(_text_kind)]
     text: str | None = None
     refusal: str | None = None
-    thinking: Ignored = None
-    annotations: Ignored = None
-    cache_control: Ignored = None
+    thinking: Any = None
 
     @model_validator(mode="after")
     def _has_text(self) -> Self:
@@ -84,18 +79,6 @@ class Message(Body):
     reasoning_content: Any = None
     reasoning: Any = None
     thinking: Any = None
-    annotations: Ignored = None
-    audio: Ignored = None
-    cache_control: Ignored = None
-    id: Ignored = None
-    is_error: Ignored = None
-    parsed: Ignored = None
-    prefix: Ignored = None
-    provider_specific_fields: Ignored = None
-    reasoning_details: Ignored = None
-    status: Ignored = None
-    thinking_blocks: Ignored = None
-    type: Ignored = None
 
     @model_validator(mode="before")
     @classmethod

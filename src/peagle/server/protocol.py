@@ -25,7 +25,6 @@ from peagle.models.chat_template import RESERVED
 from peagle.server.body import (
     Body,
     Count,
-    Ignored,
     Integer,
     Items,
     Positive,
@@ -56,7 +55,6 @@ class StreamOptions(Body):
     """A last chunk with the usage."""
     continuous_usage_stats: bool | None = None
     """vLLM's field: every chunk carries the token counts so far."""
-    include_obfuscation: Ignored = None
 
 
 class SpeculationOptions(Body):
@@ -77,9 +75,6 @@ class StructuredOutputsOptions(Body):
     choice: Items[str] | None = None
     grammar: str | None = None
     structural_tag: Refused = None
-    disable_any_whitespace: Ignored = None
-    disable_additional_properties: Ignored = None
-    whitespace_pattern: Ignored = None
 
     @model_validator(mode="before")
     @classmethod
@@ -142,7 +137,6 @@ class GenerationBody(Body):
     min_tokens: Count | None = None
     skip_special_tokens: bool | None = None
     """Whether special tokens are left out of the text; the default."""
-    spaces_between_special_tokens: Ignored = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1), Whole] | None = None
     """Keep only this many tokens from the prompt's end; -1: as many as the context holds."""
     add_special_tokens: bool | None = None
@@ -169,17 +163,6 @@ class GenerationBody(Body):
     prompt_logprobs: Annotated[TopLogprobs, Whole] | None = None
     """vLLM's field: log-probabilities of the prompt's tokens, and of this many likely ones."""
     speculation: SpeculationOptions | None = None
-    user: Ignored = None
-    metadata: Ignored = None
-    store: Ignored = None
-    service_tier: Ignored = None
-    safety_identifier: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_retention: Ignored = None
-    guided_decoding_backend: Ignored = None
-    guided_whitespace_pattern: Ignored = None
-    length_penalty: Ignored = None
-    early_stopping: Ignored = None
     use_beam_search: Refused = None
     prompt_embeds: Refused = None
     logits_processors: Refused = None
@@ -250,7 +233,6 @@ class Thinking(Body):
     type: str = "enabled"
     """Or "adaptive", which is on too, or "disabled"."""
     budget_tokens: Count | None = None
-    display: Ignored = None
 
 
 class ThinkingSwitch(Body):
@@ -355,13 +337,8 @@ class ChatBody(GenerationBody, Prompting):
     """Whether they are apart from its text; the default."""
     echo: Refused = None
     functions: Refused = None
-    function_call: Ignored = None
     audio: Refused = None
     modalities: Items[Literal["text"]] | None = None
-    prediction: Ignored = None
-    moderation: Ignored = None
-    prompt_cache_options: Ignored = None
-    web_search_options: Ignored = None
 
     @property
     def asked_tokens(self) -> int | None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticOmit
 
-from peagle.server.body import LONGEST_NAME, Body, Ignored, Items, tell_once
+from peagle.server.body import LONGEST_NAME, Body, Items, tell_once
 
 
 class Function(Body):
@@ -23,7 +23,6 @@ class Tool(Body):
 
     type: Literal["function"] = "function"
     function: Function
-    cache_control: Ignored = None
 
 
 def _only_functions(tool: Any) -> Any:

@@ -5,42 +5,34 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, Tag
 
 from peagle.config import MinP, RepetitionPenalty, Temperature, TopK
-from peagle.server.body import Body, Ignored, Integer, Items, Positive, Whole
+from peagle.server.body import Body, Integer, Items, Positive, Whole
 from peagle.server.protocol import Share, SpeculationOptions, ThinkingSwitch
 from peagle.server.tool_body import Function
 from peagle.server.variants import NotText, Other, by_type, result_part
 
 
-class BlockBody(Body):
-    """What all blocks have."""
-
-    cache_control: Ignored = None
-
-
-class TextBlock(BlockBody):
+class TextBlock(Body):
     """Text."""
 
     type: Literal["text"]
     text: str
-    citations: Ignored = None
 
 
-class ToolReferenceBlock(BlockBody):
+class ToolReferenceBlock(Body):
     """A tool that a client's search has found; the request's tools describe it."""
 
     type: Literal["tool_reference"]
     text: str = Field(alias="tool_name")
 
 
-class ThinkingBlock(BlockBody):
+class ThinkingBlock(Body):
     """What the model thought in an earlier answer."""
 
     type: Literal["thinking"]
     thinking: str
-    signature: Ignored = None
 
 
-class ToolUseBlock(BlockBody):
+class ToolUseBlock(Body):
     """A call that the model made."""
 
     type: Literal["tool_use"]
@@ -48,7 +40,6 @@ class ToolUseBlock(BlockBody):
     name: str
     input: Any = None
     """An object; a client sends back whatever it could not read as one, too."""
-    caller: Ignored = None
 
 
 ResultBlock = Annotated[
@@ -58,13 +49,12 @@ ResultBlock = Annotated[
 ]
 
 
-class ToolResultBlock(BlockBody):
+class ToolResultBlock(Body):
     """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Items[ResultBlock] | None = None
-    is_error: Ignored = None
 
 
 Block = Annotated[
@@ -91,10 +81,6 @@ class FunctionTool(Function):
 
     type: Literal["custom"] | None = None
     parameters: dict[str, Any] | None = Field(default=None, alias="input_schema")
-    cache_control: Ignored = None
-    defer_loading: Ignored = None
-    eager_input_streaming: Ignored = None
-    input_examples: Ignored = None
 
 
 Tool = Annotated[
@@ -145,8 +131,3 @@ class MessagesBody(ThinkingSwitch):
     seed: Integer | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     speculation: SpeculationOptions | None = None
-    cache_control: Ignored = None
-    container: Ignored = None
-    context_management: Ignored = None
-    metadata: Ignored = None
-    service_tier: Ignored = None

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, Tag, field_validator
 
 from peagle.config import MinP, Penalty, RepetitionPenalty, Temperature, TopK
-from peagle.server.body import LONGEST_NAME, Body, Ignored, Integer, Items, Positive, Whole
+from peagle.server.body import LONGEST_NAME, Body, Integer, Items, Positive, Whole
 from peagle.server.protocol import Share, SpeculationOptions, ThinkingSwitch
 from peagle.server.tool_body import Function
 from peagle.server.variants import Other, by_type, result_part
@@ -29,8 +29,6 @@ class Part(Body):
     type: str
     text: str = ""
     refusal: str = ""
-    annotations: Ignored = None
-    logprobs: Ignored = None
 
     @field_validator("type")
     @classmethod
@@ -56,23 +54,15 @@ def text_of(content: Content | None, between: str = "") -> str:
     return content if isinstance(content, str) else between.join(p.shown for p in content or ())
 
 
-class ItemBody(Body):
-    """What all items have."""
-
-    id: Ignored = None
-    status: Ignored = None
-
-
-class MessageItem(ItemBody):
+class MessageItem(Body):
     """What one side says."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Content | None = None
-    phase: Ignored = None
 
 
-class ReasoningItem(ItemBody):
+class ReasoningItem(Body):
     """What the model thought in an earlier answer."""
 
     type: Literal["reasoning"]
@@ -81,7 +71,7 @@ class ReasoningItem(ItemBody):
     encrypted_content: str | None = None
 
 
-class FunctionCallItem(ItemBody):
+class FunctionCallItem(Body):
     """A call of a function."""
 
     type: Literal["function_call"]
@@ -90,10 +80,9 @@ class FunctionCallItem(ItemBody):
     namespace: str | None = None
     arguments: Any = None
     """JSON text; a client sends back whatever it got."""
-    parsed_arguments: Ignored = None
 
 
-class CustomCallItem(ItemBody):
+class CustomCallItem(Body):
     """A call of a custom tool."""
 
     type: Literal["custom_tool_call"]
@@ -103,7 +92,7 @@ class CustomCallItem(ItemBody):
     input: str | None = None
 
 
-class FunctionOutputItem(ItemBody):
+class FunctionOutputItem(Body):
     """The result of a function's call."""
 
     type: Literal["function_call_output"]
@@ -111,7 +100,7 @@ class FunctionOutputItem(ItemBody):
     output: OutputContent | None = None
 
 
-class CustomOutputItem(ItemBody):
+class CustomOutputItem(Body):
     """The result of a custom tool's call."""
 
     type: Literal["custom_tool_call_output"]
@@ -119,7 +108,7 @@ class CustomOutputItem(ItemBody):
     output: OutputContent | None = None
 
 
-class ItemReference(ItemBody):
+class ItemReference(Body):
     """An item that the server would have to have kept."""
 
     type: Literal["item_reference"]
@@ -156,8 +145,6 @@ class FunctionTool(Function):
     """A function that the model may call."""
 
     type: Literal["function"]
-    defer_loading: Ignored = None
-    output_schema: Ignored = None
 
 
 class CustomTool(Body):
@@ -271,18 +258,6 @@ class ResponsesBody(ThinkingSwitch):
     top_logprobs: Integer | None = None
     store: bool | None = None
     """Nothing is kept here either way."""
-    stream_options: Ignored = None
-    truncation: Ignored = None
-    max_tool_calls: Ignored = None
-    client_metadata: Ignored = None
-    user: Ignored = None
-    service_tier: Ignored = None
-    safety_identifier: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_retention: Ignored = None
-    prompt_cache_options: Ignored = None
-    context_management: Ignored = None
-    moderation: Ignored = None
 
     @field_validator("previous_response_id", "conversation", "prompt")
     @classmethod
