@@ -199,7 +199,7 @@ def test_forms_effort_limits_and_sampling_have_their_names_in_chat_completions()
         a_field_of_tomorrow=1,
     )
     assert found.pop("messages")
-    assert found.pop("speculation")["num_speculative_tokens"] == 2
+    assert found.pop("speculation").num_speculative_tokens == 2
     assert found == {
         "response_format": {
             "type": "json_schema",

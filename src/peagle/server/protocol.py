@@ -105,15 +105,12 @@ class ResponseFormat(Body):
     """The schema where `json_schema` is not given, as some servers take it."""
 
 
-class GenerationBody(Body):
-    """What completions and chat completions share."""
+class SharedBody(Body):
+    """What the body of every route that generates has, under the same name."""
 
     model: str | None = None
     """One of the served names; by default the first."""
-    n: Positive | None = None
-    best_of: Positive | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
     """0 is greedy."""
@@ -122,13 +119,22 @@ class GenerationBody(Body):
     repetition_penalty: RepetitionPenalty | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    seed: Integer | None = None
+    speculation: SpeculationOptions | None = None
+
+
+class GenerationBody(SharedBody):
+    """What completions and chat completions share."""
+
+    n: Positive | None = None
+    best_of: Positive | None = None
+    stream_options: StreamOptions | None = None
     logit_bias: dict[str, Bias] | None = None
     """Token id -> value added to its logit."""
     allowed_token_ids: Items[int] | None = None
     """Every other token is ruled out."""
     bad_words: Items[str] | None = None
     """Texts that no token completes."""
-    seed: Integer | None = None
     stop: str | Items[str] | None = None
     stop_token_ids: Items[int] | None = None
     include_stop_str_in_output: bool | None = None
@@ -162,7 +168,6 @@ class GenerationBody(Body):
     ebnf: str | None = None
     prompt_logprobs: Annotated[TopLogprobs, Whole] | None = None
     """vLLM's field: log-probabilities of the prompt's tokens, and of this many likely ones."""
-    speculation: SpeculationOptions | None = None
     use_beam_search: Refused = None
     prompt_embeds: Refused = None
     logits_processors: Refused = None
@@ -235,8 +240,8 @@ class Thinking(Body):
     budget_tokens: Count | None = None
 
 
-class ThinkingSwitch(Body):
-    """Whether the model is to think, where its chat template lets one say so."""
+class TemplateFields(Body):
+    """What a chat template is told: whether the model is to think, and more."""
 
     thinking: Thinking | bool | None = None
     """Anthropic's field, which others take too."""
@@ -244,6 +249,17 @@ class ThinkingSwitch(Body):
     """The same in Qwen's API."""
     thinking_token_budget: Count | None = None
     """Most tokens of thoughts, as vLLM calls it."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """More variables for the chat template, such as `enable_thinking`."""
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _leave_arguments_alone(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        taken = sorted(RESERVED & (given or {}).keys())
+        if taken:
+            told = "{key} is no variable of a template; leave it out"
+            raise PydanticCustomError("reserved", told, {"key": taken[0]})
+        return given
 
     @property
     def thought_tokens(self) -> int | None:
@@ -260,7 +276,7 @@ class ThinkingSwitch(Body):
         return self.enable_thinking if self.thinking is None else self.thinking
 
 
-class Prompting(ThinkingSwitch):
+class Prompting(TemplateFields):
     """How messages become a prompt: what chat completions and `/tokenize` share."""
 
     tools: Tools | None = None
@@ -273,19 +289,8 @@ class Prompting(ThinkingSwitch):
     reasoning_effort: str | None = None
     """For templates that know it; "none" turns thoughts off, others turn them on."""
     verbosity: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    """More variables for the chat template, such as `enable_thinking`."""
     chat_template: Refused = None
     """The server's own is used; `peagle serve --chat-template` replaces it."""
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _leave_arguments_alone(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        taken = sorted(RESERVED & (given or {}).keys())
-        if taken:
-            told = "{key} is no variable of a template; leave it out"
-            raise PydanticCustomError("reserved", told, {"key": taken[0]})
-        return given
 
     @model_validator(mode="after")
     def _begin_or_continue(self) -> Self:
@@ -320,6 +325,15 @@ class Prompting(ThinkingSwitch):
         mode = "enabled" if on else "disabled"
         switch = {"enable_thinking": on, "thinking": on, "thinking_mode": mode}
         return {**switch, **({"reasoning_effort": effort} if effort else {})}
+
+
+class TranslatedBody(SharedBody, TemplateFields):
+    """A body of another API, in place of a chat completion's, which has these fields too."""
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """Their values."""
+        return {name: getattr(self, name) for name in TranslatedBody.model_fields}
 
 
 class ChatBody(GenerationBody, Prompting):

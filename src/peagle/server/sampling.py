@@ -13,25 +13,7 @@ from peagle.server.errors import APIError
 from peagle.server.protocol import GenerationBody, ResponseFormat
 from peagle.server.settings import Limits
 
-FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "ignore_eos",
-    "min_tokens",
-    "bad_words",
-    "allowed_token_ids",
-    "skip_special_tokens",
-    "include_stop_str_in_output",
-    "truncate_prompt_tokens",
-    "priority",
-    "seed",
-    "stream_interval",
-)
+FIELDS = SamplingParams.model_fields.keys() & GenerationBody.model_fields.keys()
 """Fields with the same name in both."""
 ALIASES = {
     "guided_json": "json",
@@ -72,18 +54,17 @@ def sampling_params(
         values |= {"temperature": 0.0, "top_p": 1.0}
     if structured is not None:
         values = {name: value for name, value in values.items() if name not in LENGTHS}
-    return SamplingParams(
-        **values,
-        cache_salt=body.cache_salt or None,
-        stop=_stop_strings(body.stop, limits),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        logit_bias=_logit_bias(body.logit_bias or {}, limits),
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=body.prompt_top,
-        structured_outputs=structured,
-        num_speculative_tokens=body.k,
-    )
+    values |= {
+        "cache_salt": body.cache_salt or None,
+        "stop": _stop_strings(body.stop, limits),
+        "logit_bias": _logit_bias(body.logit_bias or {}, limits),
+        "max_tokens": max_tokens,
+        "logprobs": logprobs,
+        "prompt_logprobs": body.prompt_top,
+        "structured_outputs": structured,
+        "num_speculative_tokens": body.k,
+    }
+    return SamplingParams(**values)
 
 
 def structured_outputs(body: GenerationBody, limits: Limits) -> StructuredOutputs | None:

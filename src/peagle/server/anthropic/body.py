@@ -4,9 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Tag
 
-from peagle.config import MinP, RepetitionPenalty, Temperature, TopK
-from peagle.server.body import Body, Integer, Items, Positive, Whole
-from peagle.server.protocol import Share, SpeculationOptions, ThinkingSwitch
+from peagle.server.body import Body, Items, Positive
+from peagle.server.protocol import TranslatedBody
 from peagle.server.tool_body import Function
 from peagle.server.variants import NotText, Other, by_type, result_part
 
@@ -111,23 +110,13 @@ class OutputOptions(Body):
     format: OutputFormat | None = None
 
 
-class MessagesBody(ThinkingSwitch):
+class MessagesBody(TranslatedBody):
     """Anthropic's fields, and some of our own that chat completions have too."""
 
-    model: str | None = None
     messages: Annotated[Items[Turn], Field(min_length=1)]
     system: str | Items[TextBlock] | None = None
     max_tokens: Positive | None = None
     stop_sequences: Items[str] | None = None
-    stream: bool | None = None
-    temperature: Temperature | None = None
-    top_p: Share | None = None
-    top_k: Annotated[TopK, Whole] | None = None
     tools: Items[Tool] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputOptions | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    seed: Integer | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    speculation: SpeculationOptions | None = None

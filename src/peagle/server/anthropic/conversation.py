@@ -16,21 +16,6 @@ from peagle.server.anthropic.body import (
 )
 from peagle.server.delivery import Json
 
-SAME = (
-    "model",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-    "chat_template_kwargs",
-    "thinking",
-    "enable_thinking",
-    "thinking_token_budget",
-)
-"""Fields with the same name in both."""
 TEXTS = TextBlock | ToolReferenceBlock
 """Blocks with a text for the model."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -43,12 +28,12 @@ def chat_fields(body: MessagesBody) -> Json:
     """The fields of a chat completion that asks for the same."""
     wanted = body.output_config
     fields = {
-        **{name: getattr(body, name) for name in SAME},
+        **body.shared,
         "messages": [*_system(body), *(one for turn in body.messages for one in _messages(turn))],
+        "max_tokens": body.max_tokens,
         "stop": body.stop_sequences,
         "continue_final_message": _begins_answer(body.messages[-1]) or None,
         "reasoning_effort": wanted and wanted.effort,
-        "speculation": body.speculation and body.speculation.model_dump(),
         **_tool_fields(body),
     }
     if wanted is not None and wanted.format is not None:

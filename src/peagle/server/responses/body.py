@@ -4,9 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Tag, field_validator
 
-from peagle.config import MinP, Penalty, RepetitionPenalty, Temperature, TopK
-from peagle.server.body import LONGEST_NAME, Body, Integer, Items, Positive, Whole
-from peagle.server.protocol import Share, SpeculationOptions, ThinkingSwitch
+from peagle.server.body import LONGEST_NAME, Body, Integer, Items, Positive
+from peagle.server.protocol import TranslatedBody
 from peagle.server.tool_body import Function
 from peagle.server.variants import Other, by_type, result_part
 
@@ -225,16 +224,12 @@ class ReasoningOptions(Body):
     """The former name of `summary`."""
 
 
-class ResponsesBody(ThinkingSwitch):
+class ResponsesBody(TranslatedBody):
     """OpenAI's fields, and some of our own that chat completions have too."""
 
-    model: str | None = None
     input: str | Items[Item]
     instructions: str | None = None
-    stream: bool | None = None
     max_output_tokens: Positive | None = None
-    temperature: Temperature | None = None
-    top_p: Share | None = None
     tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -242,15 +237,7 @@ class ResponsesBody(ThinkingSwitch):
     reasoning: ReasoningOptions | None = None
     include: Items[str] | None = None
     metadata: dict[str, Any] | None = None
-    top_k: Annotated[TopK, Whole] | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    seed: Integer | None = None
     stop: str | Items[str] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    speculation: SpeculationOptions | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     prompt: Any = None

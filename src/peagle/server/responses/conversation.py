@@ -22,23 +22,6 @@ from peagle.server.responses.body import (
 )
 from peagle.server.responses.tools import INPUT, ToolName, Tools
 
-SAME = (
-    "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "stop",
-    "parallel_tool_calls",
-    "chat_template_kwargs",
-    "thinking",
-    "enable_thinking",
-)
-"""Fields with the same name in both."""
 ENCODED = "peagle:"
 """Before thoughts in `encrypted_content`, which clients send back without looking into it. They
 are encoded but no secret: others' stay unread."""
@@ -48,13 +31,14 @@ def chat_fields(body: ResponsesBody, tools: Tools) -> Json:
     """The fields of a chat completion that asks for the same."""
     text, reasoning = body.text, body.reasoning
     fields = {
-        **{name: getattr(body, name) for name in SAME},
+        **body.shared,
         "messages": list(_messages(body)),
         "max_tokens": body.max_output_tokens,
+        "stop": body.stop,
+        "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": text and text.format and _response_format(text.format),
         "verbosity": text and text.verbosity,
         "reasoning_effort": reasoning and reasoning.effort,
-        "speculation": body.speculation and body.speculation.model_dump(),
         **_tool_fields(body, tools),
     }
     return {name: value for name, value in fields.items() if value is not None}
