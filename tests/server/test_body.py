@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from peagle.server import body
 from peagle.server.body import near_miss
-from peagle.server.messages import Message
+from peagle.server.messages import MessageBody
 from peagle.server.protocol import ChatBody, CompletionBody, TokenizeBody
 
 FOREIGN = [
@@ -48,7 +48,7 @@ def chat(**fields: Any) -> ChatBody:
     return ChatBody.model_validate_json(json.dumps({"messages": turns, **fields}))
 
 
-@pytest.mark.parametrize("kind", [ChatBody, CompletionBody, TokenizeBody, Message])
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody, TokenizeBody, MessageBody])
 @pytest.mark.parametrize("name", FOREIGN)
 def test_names_of_other_servers_are_not_taken_for_ours(kind: type[body.Body], name: str):
     assert near_miss(kind, name) is None
@@ -77,7 +77,7 @@ def test_slips_are_refused_with_what_was_meant(typed: str, meant: str):
         chat(**{typed: 1})
 
 
-@pytest.mark.parametrize("kind", [ChatBody, CompletionBody, TokenizeBody, Message])
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody, TokenizeBody, MessageBody])
 def test_no_name_of_ours_is_taken_for_another(kind: type[body.Body]):
     names = [name for name, field in kind.model_fields.items() if field.annotation is not Any]
     assert [near_miss(kind, name) for name in names] == names
@@ -106,8 +106,8 @@ def test_unknown_fields_are_told_once_at_every_level(caplog: pytest.LogCaptureFi
         ["ContentPart", "'v'"],
         ["Function", "'z'"],
         ["FunctionCall", "'u'"],
-        ["Message", "'x'"],
-        ["Tool", "'y'"],
+        ["MessageBody", "'x'"],
+        ["ToolBody", "'y'"],
         ["ToolCall", "'w'"],
     ]
     written = given.model_dump_json()

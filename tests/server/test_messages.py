@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from peagle.server.messages import Message
+from peagle.server.messages import MessageBody
 
 
 def turn(**fields: Any) -> dict[str, Any]:
-    return Message.model_validate_json(json.dumps(fields)).turn
+    return MessageBody.model_validate_json(json.dumps(fields)).turn
 
 
 def part(kind: str, **fields: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from peagle import LLM, SamplingParams
 from peagle.config import ChatConfig
 from peagle.regenerate.engine import EngineAnswerer
 from peagle.server.chat import render
-from peagle.server.protocol import Message
+from peagle.server.messages import MessageBody
 from peagle.server.service import Service
 from peagle.train.samples import Chat, parse_sample
 from peagle.train.template import ChatTemplate
@@ -233,7 +233,7 @@ def test_templates_get_what_a_tool_was_called_with_as_an_object(server: Running)
         for arguments in ('{"x": [1]}', "no JSON")
     ]
     service = with_template(server.service, template)
-    messages = [Message(role="assistant", content=None, tool_calls=called)]
+    messages = [MessageBody(role="assistant", content=None, tool_calls=called)]
     tokens = asyncio.run(render(service, messages, {}))
     assert service.llm.tokenizer.decode(tokens) == '{"x": [1]}"no JSON"'
 
@@ -250,7 +250,7 @@ def test_a_tool_call_is_the_same_text_in_every_rendering(server: Running):
     call = {"id": "1", "type": "function", "function": function}
     turns = ({"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]})
     service, tokenizer = with_template(server.service, template), copy(server.service.llm.tokenizer)
-    served = asyncio.run(render(service, [Message(**turn) for turn in turns], {}))
+    served = asyncio.run(render(service, [MessageBody(**turn) for turn in turns], {}))
     text = tokenizer.decode(served)
     assert '(x: [1])(y: "é")' in text
     tokenizer.chat_template = template

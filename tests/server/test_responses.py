@@ -298,7 +298,7 @@ def test_an_engine_that_fails_ends_a_stream_with_a_failed_response(
         ({"include": ["message.output_text.logprobs"]}, "include: log-probabilities come with"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input.0.content.0.type: input_image is not supported; this model reads only text",
+            "input.0.content.0.type: 'input_image' is not supported; this model reads only text",
         ),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.call_id: Field required"),
         ({"input": []}, "input has nothing for the model to read"),

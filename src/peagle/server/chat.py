@@ -24,7 +24,7 @@ from peagle.server.answer import answer
 from peagle.server.body import tell_once
 from peagle.server.delivery import Json
 from peagle.server.errors import APIError
-from peagle.server.messages import Message
+from peagle.server.messages import MessageBody
 from peagle.server.protocol import ChatBody
 from peagle.server.sampling import sampling_params, structured_outputs
 from peagle.server.service import Job, Service
@@ -81,7 +81,7 @@ async def prompt_of(service: Service, body: ChatBody, use: ToolUse | None) -> li
 
 async def render(
     service: Service,
-    messages: Sequence[Message],
+    messages: Sequence[MessageBody],
     variables: Mapping[str, Any],
     add_special_tokens: bool = False,
 ) -> list[int]:
@@ -91,7 +91,7 @@ async def render(
 
 def _render(
     service: Service,
-    messages: Sequence[Message],
+    messages: Sequence[MessageBody],
     variables: Mapping[str, Any],
     add_special_tokens: bool,
 ) -> list[int]:

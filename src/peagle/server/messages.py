@@ -12,6 +12,8 @@ TEXTS = {
     "text": "text",
     "input_text": "text",
     "output_text": "text",
+    "reasoning_text": "text",
+    "summary_text": "text",
     "refusal": "refusal",
     "thinking": None,
     "reasoning": None,
@@ -44,7 +46,7 @@ def _text_kind(kind: str) -> str:
 
 
 class ContentPart(Body):
-    """A piece of a message; only text is supported."""
+    """A piece of a message or item; only text is supported."""
 
     type: Annotated[str, AfterValidator(_text_kind)]
     text: str | None = None
@@ -65,7 +67,7 @@ class ContentPart(Body):
         return "" if field is None else getattr(self, field)
 
 
-class Message(Body):
+class MessageBody(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]

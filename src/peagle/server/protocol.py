@@ -31,8 +31,8 @@ from peagle.server.body import (
     Refused,
     Whole,
 )
-from peagle.server.messages import Message
-from peagle.server.tool_body import AllowedTools, PlainChoice, Tool, ToolChoice, Tools
+from peagle.server.messages import MessageBody
+from peagle.server.tool_body import AllowedTools, PlainChoice, ToolBody, ToolChoice, Tools
 
 Limit = Annotated[
     int | None,
@@ -299,7 +299,7 @@ class Prompting(TemplateFields):
             raise PydanticCustomError("both", told, {"key": "add_generation_prompt"})
         return self
 
-    def variables(self, tools: Sequence[Tool]) -> dict[str, Any]:
+    def variables(self, tools: Sequence[ToolBody]) -> dict[str, Any]:
         """What the chat template sees besides the messages, with some of the `tools`."""
         continues = bool(self.continue_final_message)
         begins = not continues if self.add_generation_prompt is None else self.add_generation_prompt
@@ -339,7 +339,7 @@ class TranslatedBody(SharedBody, TemplateFields):
 class ChatBody(GenerationBody, Prompting):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[Items[Message], Field(min_length=1)]
+    messages: Annotated[Items[MessageBody], Field(min_length=1)]
     max_completion_tokens: Limit = None
     logprobs: bool | None = None
     top_logprobs: Annotated[TopLogprobs, Whole] | None = None
@@ -385,7 +385,7 @@ class TokenizeBody(Prompting):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[Items[Message], Field(min_length=1)] | None = None
+    messages: Annotated[Items[MessageBody], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     """Unset: for a text, but not for messages, whose template writes its own."""
     return_token_strs: bool | None = None

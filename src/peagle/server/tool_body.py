@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import PydanticOmit
+from pydantic import Field, model_validator
 
-from peagle.server.body import LONGEST_NAME, Body, Items, tell_once
+from peagle.server.body import Body, Items
+from peagle.server.variants import KNOWN_TYPE
 
 
 class Function(Body):
@@ -18,23 +18,14 @@ class Function(Body):
     strict: bool | None = None
 
 
-class Tool(Body):
+class ToolBody(Body):
     """A tool that the model may use."""
 
     type: Literal["function"] = "function"
     function: Function
 
 
-def _only_functions(tool: Any) -> Any:
-    """Leave out what else clients list, such as a server's own search."""
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if isinstance(kind, str) and kind != "function":
-        tell_once(f"leaving out tools of type {kind[:LONGEST_NAME]!r}")
-        raise PydanticOmit
-    return tool
-
-
-Tools = Items[Annotated[Tool, BeforeValidator(_only_functions)]]
+Tools = Items[Annotated[ToolBody, KNOWN_TYPE]]
 
 
 class NamedFunction(Body):

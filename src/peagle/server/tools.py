@@ -5,8 +5,7 @@ from peagle.server.errors import APIError
 from peagle.server.protocol import ChatBody
 from peagle.server.sampling import check_schema
 from peagle.server.settings import Limits
-from peagle.server.tool_body import NamedTool
-from peagle.server.tool_body import Tool as ToolBody
+from peagle.server.tool_body import NamedTool, ToolBody
 
 
 def tool_use(body: ChatBody, limits: Limits) -> ToolUse | None:

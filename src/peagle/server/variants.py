@@ -1,36 +1,44 @@
 """JSON objects of many types, as the larger APIs have them: unknown ones are left out."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
-from pydantic import ConfigDict, Discriminator, field_validator
+from pydantic import BeforeValidator, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticOmit
 
-from peagle.server.body import LONGEST_NAME, Body, tell_once
+from peagle.server.body import LONGEST_NAME, tell_once
 
 
-class Other(Body):
-    """An object of another type than those that are known; left out."""
-
-    model_config = ConfigDict(extra="ignore")
-    type: str
-
-    @field_validator("type")
-    @classmethod
-    def _tell(cls, kind: str) -> str:
+def _of_known_type(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return read(value)
+    except ValidationError as error:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(kind, str) or not any(map(_concerns_type, error.errors())):
+            raise
         tell_once(f"leaving out what is of type {kind[:LONGEST_NAME]!r}")
-        return kind
+        raise PydanticOmit from None
 
 
-class NotText(Body):
-    """An image, or another thing that no text stands for."""
+def _concerns_type(error: Any) -> bool:
+    """Whether an error is about an object's own `type`, rather than about that of a part of it."""
+    kinds = {(): "union_tag_invalid", ("type",): "literal_error"}
+    return bool(kinds.get(error["loc"]) == error["type"])
 
-    model_config = ConfigDict(extra="ignore")
-    type: str
 
-    @field_validator("type")
-    @classmethod
-    def _refuse(cls, kind: str) -> str:
-        raise ValueError(f"{kind[:LONGEST_NAME]} is not supported; this model reads only text")
+KNOWN_TYPE = WrapValidator(_of_known_type)
+"""Leaves an object out of its list, such as a server's own search, if its `type` is none of those
+that its model or one of its models names."""
+
+
+def usual_type(name: str) -> BeforeValidator:
+    """Names the type of an object that names none."""
+
+    def named(value: Any) -> Any:
+        unnamed = isinstance(value, dict) and value.get("type") is None
+        return {**value, "type": name} if unnamed else value
+
+    return BeforeValidator(named)
 
 
 def result_part(part: Any, known: Collection[str]) -> Any:
@@ -44,18 +52,3 @@ def result_part(part: Any, known: Collection[str]) -> Any:
     told = f"[{kind[:LONGEST_NAME]} left out: this model reads only text]"
     tell_once(told)
     return {"type": "text", "text": told}
-
-
-def by_type(known: Sequence[str], usual: str | None = None) -> Discriminator:
-    """Chooses among tagged models by an object's `type`: one of the known, or "other".
-
-    usual: the type of an object that does not name one.
-    """
-
-    def tag(value: Any) -> str | None:
-        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        if not isinstance(kind, str):
-            return usual if kind is None else None
-        return kind if kind in known else "other"
-
-    return Discriminator(tag)

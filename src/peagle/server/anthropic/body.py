@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, Tag
+from pydantic import BeforeValidator, Field, field_validator
 
 from peagle.server.body import Body, Items, Positive
 from peagle.server.protocol import TranslatedBody
 from peagle.server.tool_body import Function
-from peagle.server.variants import NotText, Other, by_type, result_part
+from peagle.server.variants import KNOWN_TYPE, result_part, usual_type
 
 
 class TextBlock(Body):
@@ -56,15 +56,21 @@ class ToolResultBlock(Body):
     content: str | Items[ResultBlock] | None = None
 
 
+class NotText(Body):
+    """What no text stands for."""
+
+    type: Literal["image", "document"]
+
+    @field_validator("type")
+    @classmethod
+    def _refuse(cls, kind: str) -> str:
+        raise ValueError(f"{kind} is not supported; this model reads only text")
+
+
 Block = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[ThinkingBlock, Tag("thinking")]
-    | Annotated[ToolUseBlock, Tag("tool_use")]
-    | Annotated[ToolResultBlock, Tag("tool_result")]
-    | Annotated[NotText, Tag("image")]
-    | Annotated[NotText, Tag("document")]
-    | Annotated[Other, Tag("other")],
-    by_type(("text", "thinking", "tool_use", "tool_result", "image", "document")),
+    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | NotText,
+    Field(discriminator="type"),
+    KNOWN_TYPE,
 ]
 
 
@@ -75,17 +81,11 @@ class Turn(Body):
     content: str | Items[Block]
 
 
-class FunctionTool(Function):
+class ClientTool(Function):
     """A tool that the client runs."""
 
-    type: Literal["custom"] | None = None
+    type: Literal["custom"]
     parameters: dict[str, Any] | None = Field(default=None, alias="input_schema")
-
-
-Tool = Annotated[
-    Annotated[FunctionTool, Tag("custom")] | Annotated[Other, Tag("other")],
-    by_type(("custom",), usual="custom"),
-]
 
 
 class ToolChoice(Body):
@@ -117,6 +117,6 @@ class MessagesBody(TranslatedBody):
     system: str | Items[TextBlock] | None = None
     max_tokens: Positive | None = None
     stop_sequences: Items[str] | None = None
-    tools: Items[Tool] | None = None
+    tools: Items[Annotated[ClientTool, usual_type("custom"), KNOWN_TYPE]] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputOptions | None = None

@@ -5,7 +5,6 @@ from typing import Any
 
 from peagle.server.anthropic.body import (
     Block,
-    FunctionTool,
     MessagesBody,
     TextBlock,
     ThinkingBlock,
@@ -53,7 +52,6 @@ def _tool_fields(body: MessagesBody) -> Json:
     functions = [
         {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})}
         for tool in body.tools or ()
-        if isinstance(tool, FunctionTool)
     ]
     fields: Json = {"tools": functions or None}
     choice = body.tool_choice

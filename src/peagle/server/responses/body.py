@@ -2,49 +2,20 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, Tag, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
-from peagle.server.body import LONGEST_NAME, Body, Integer, Items, Positive
+from peagle.server.body import Body, Integer, Items, Positive
+from peagle.server.messages import TEXTS, ContentPart
 from peagle.server.protocol import TranslatedBody
 from peagle.server.tool_body import Function
-from peagle.server.variants import Other, by_type, result_part
+from peagle.server.variants import KNOWN_TYPE, result_part, usual_type
 
-TEXT_FIELDS = {
-    "input_text": "text",
-    "output_text": "text",
-    "text": "text",
-    "reasoning_text": "text",
-    "summary_text": "text",
-    "refusal": "refusal",
-}
-"""Kinds of parts, and the field that holds their text."""
 NOTHING_KEPT = "no answer is kept here; send earlier items whole, as clients do with store: false"
 NO_SCORES = "log-probabilities come with /v1/chat/completions only; leave this out"
 
 
-class Part(Body):
-    """A piece of an item; only text is supported."""
-
-    type: str
-    text: str = ""
-    refusal: str = ""
-
-    @field_validator("type")
-    @classmethod
-    def _is_text(cls, kind: str) -> str:
-        if kind not in TEXT_FIELDS:
-            raise ValueError(f"{kind[:LONGEST_NAME]} is not supported; this model reads only text")
-        return kind
-
-    @property
-    def shown(self) -> str:
-        """What it adds to the item's text."""
-        text: str = getattr(self, TEXT_FIELDS[self.type])
-        return text
-
-
-Content = str | Items[Part]
-OutputPart = Annotated[Part, BeforeValidator(lambda part: result_part(part, TEXT_FIELDS))]
+Content = str | Items[ContentPart]
+OutputPart = Annotated[ContentPart, BeforeValidator(lambda part: result_part(part, TEXTS))]
 OutputContent = str | Items[OutputPart]
 
 
@@ -65,8 +36,8 @@ class ReasoningItem(Body):
     """What the model thought in an earlier answer."""
 
     type: Literal["reasoning"]
-    content: Items[Part] | None = None
-    summary: Items[Part] | None = None
+    content: Items[ContentPart] | None = None
+    summary: Items[ContentPart] | None = None
     encrypted_content: str | None = None
 
 
@@ -91,18 +62,10 @@ class CustomCallItem(Body):
     input: str | None = None
 
 
-class FunctionOutputItem(Body):
-    """The result of a function's call."""
+class CallOutputItem(Body):
+    """The result of a call."""
 
-    type: Literal["function_call_output"]
-    call_id: str
-    output: OutputContent | None = None
-
-
-class CustomOutputItem(Body):
-    """The result of a custom tool's call."""
-
-    type: Literal["custom_tool_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: OutputContent | None = None
 
@@ -118,25 +81,16 @@ class ItemReference(Body):
         raise ValueError(NOTHING_KEPT)
 
 
-ITEMS = (
-    "message",
-    "reasoning",
-    "function_call",
-    "custom_tool_call",
-    "function_call_output",
-    "custom_tool_call_output",
-    "item_reference",
-)
 Item = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[CustomCallItem, Tag("custom_tool_call")]
-    | Annotated[FunctionOutputItem, Tag("function_call_output")]
-    | Annotated[CustomOutputItem, Tag("custom_tool_call_output")]
-    | Annotated[ItemReference, Tag("item_reference")]
-    | Annotated[Other, Tag("other")],
-    by_type(ITEMS, "message"),
+    MessageItem
+    | ReasoningItem
+    | FunctionCallItem
+    | CustomCallItem
+    | CallOutputItem
+    | ItemReference,
+    Field(discriminator="type"),
+    usual_type("message"),
+    KNOWN_TYPE,
 ]
 
 
@@ -156,12 +110,7 @@ class CustomTool(Body):
     """Perhaps a grammar of the input, of which the model is told."""
 
 
-OwnTool = Annotated[
-    Annotated[FunctionTool, Tag("function")]
-    | Annotated[CustomTool, Tag("custom")]
-    | Annotated[Other, Tag("other")],
-    by_type(("function", "custom")),
-]
+OwnTool = Annotated[FunctionTool | CustomTool, Field(discriminator="type"), KNOWN_TYPE]
 
 
 class NamespaceTool(Body):
@@ -173,12 +122,8 @@ class NamespaceTool(Body):
     tools: Items[OwnTool]
 
 
-Tool = Annotated[
-    Annotated[FunctionTool, Tag("function")]
-    | Annotated[CustomTool, Tag("custom")]
-    | Annotated[NamespaceTool, Tag("namespace")]
-    | Annotated[Other, Tag("other")],
-    by_type(("function", "custom", "namespace")),
+AnyTool = Annotated[
+    FunctionTool | CustomTool | NamespaceTool, Field(discriminator="type"), KNOWN_TYPE
 ]
 
 
@@ -195,7 +140,7 @@ class AllowedChoice(Body):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = "auto"
-    tools: Items[NamedChoice | Other]
+    tools: Items[Annotated[NamedChoice, KNOWN_TYPE]]
 
 
 class TextFormat(Body):
@@ -230,7 +175,7 @@ class ResponsesBody(TranslatedBody):
     input: str | Items[Item]
     instructions: str | None = None
     max_output_tokens: Positive | None = None
-    tools: Items[Tool] | None = None
+    tools: Items[AnyTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None

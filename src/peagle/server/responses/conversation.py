@@ -8,10 +8,9 @@ from typing import Any
 from peagle.server.delivery import Json
 from peagle.server.responses.body import (
     AllowedChoice,
+    CallOutputItem,
     CustomCallItem,
-    CustomOutputItem,
     FunctionCallItem,
-    FunctionOutputItem,
     Item,
     MessageItem,
     NamedChoice,
@@ -64,7 +63,7 @@ def _tool_fields(body: ResponsesBody, tools: Tools) -> Json:
     if isinstance(choice, NamedChoice):
         choice = _named(choice)
     elif isinstance(choice, AllowedChoice):
-        allowed = [_named(tool) for tool in choice.tools if isinstance(tool, NamedChoice)]
+        allowed = [*map(_named, choice.tools)]
         among = {"mode": choice.mode, "tools": allowed}
         choice = {"type": "allowed_tools", "allowed_tools": among}
     return {"tools": tools.functions or None, "tool_choice": choice}
@@ -108,7 +107,7 @@ def _message(item: Item) -> Json | None:
     match item:
         case MessageItem(role=role) if role != "assistant":
             return {"role": role, "content": text_of(item.content)}
-        case FunctionOutputItem() | CustomOutputItem():
+        case CallOutputItem():
             told = text_of(item.output, between="\n")
             return {"role": "tool", "tool_call_id": item.call_id, "content": told}
     return None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from peagle.server.responses.body import CustomTool, FunctionTool, NamespaceTool, Tool
+from peagle.server.responses.body import AnyTool, CustomTool, FunctionTool, NamespaceTool
 
 INPUT = "input"
 """The one argument of a function that stands for a custom tool."""
@@ -45,7 +45,7 @@ class ToolName:
 class Tools:
     """A request's tools, without those that run on OpenAI's servers."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[AnyTool]) -> None:
         described = list(_described(tools, None))
         self.functions = [function for _, function in described]
         """As chat completions take them."""
@@ -82,7 +82,7 @@ class CustomInput:
 
 
 def _described(
-    tools: Sequence[Tool], namespace: str | None
+    tools: Sequence[AnyTool], namespace: str | None
 ) -> Iterator[tuple[ToolName, dict[str, Any]]]:
     for tool in tools:
         match tool:
