@@ -2,57 +2,46 @@
 
 import collections
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, Protocol, TypeVar
 
 from peagle.dialects import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from peagle.server.delivery import Json
 
 
-class Part(Protocol):
-    """One part: the events in which a stream tells that it begins, grows and ends."""
+class AnswerPart(ABC):
+    """One part: how it looks, and the events in which a stream tells of it."""
 
+    @property
+    @abstractmethod
+    def shown(self) -> Json:
+        """The part as it is now."""
+
+    @abstractmethod
     def begin(self) -> Iterator[Json]:
         """That it begins."""
-        ...
 
+    @abstractmethod
     def add(self, text: str) -> Iterator[Json]:
         """More text, or more of a call's arguments."""
-        ...
 
+    @abstractmethod
     def end(self, cut: bool) -> Iterator[Json]:
         """That it ends; `cut`: at a limit, rather than by itself."""
-        ...
 
 
-P = TypeVar("P", bound=Part)
-Made = TypeVar("Made", bound=Part, covariant=True)
+class Parts:
+    """The fold of an answer's events, the same for a stream and for a whole answer.
 
+    make: makes a part of its index and the event that opens it: `Reasoning`, `Content` or
+    `CallBegin`.
+    """
 
-class Maker(Protocol[Made]):
-    """Makes the parts of one answer, each with its index."""
-
-    def thoughts(self, index: int) -> Made:
-        """A part for thoughts."""
-        ...
-
-    def content(self, index: int) -> Made:
-        """A part for content."""
-        ...
-
-    def call(self, index: int, call: CallBegin) -> Made:
-        """A part for a call."""
-        ...
-
-
-class Parts(Generic[P]):
-    """The fold of an answer's events, the same for a stream and for a whole answer."""
-
-    def __init__(self, make: Maker[P]) -> None:
-        self.done: list[P] = []
+    def __init__(self, make: Callable[[int, Event], AnswerPart]) -> None:
+        self.done: list[AnswerPart] = []
         """Those that have ended."""
         self._make = make
-        self._open: P | None = None
+        self._open: AnswerPart | None = None
         self._kind: type[Event] | None = None
         """What opened it."""
         self._said: set[type[Event]] = set()
@@ -66,12 +55,10 @@ class Parts(Generic[P]):
     def read(self, event: Event) -> Iterator[Json]:
         """Take the answer's next event; what a stream tells of it."""
         match event:
-            case Reasoning(text):
-                yield from self._write(Reasoning, text, self._make.thoughts)
-            case Content(text):
-                yield from self._write(Content, text, self._make.content)
+            case Reasoning(text) | Content(text):
+                yield from self._write(event, text)
             case CallBegin():
-                yield from self._begin(CallBegin, lambda index: self._make.call(index, event))
+                yield from self._begin(event)
             case CallArguments(text) if self._open is not None:
                 yield from self._open.add(text)
             case CallEnd():
@@ -84,18 +71,18 @@ class Parts(Generic[P]):
             self.done.append(self._open)
             self._open = self._kind = None
 
-    def _write(self, kind: type[Event], text: str, make: Callable[[int], P]) -> Iterator[Json]:
+    def _write(self, event: Event, text: str) -> Iterator[Json]:
         """Add text to the open part, or to a new one, without the line end that sets it apart."""
-        if self._open is None or self._kind is not kind:
-            text = text.lstrip("\n") if kind in self._said else text
+        if self._open is None or self._kind is not type(event):
+            text = text.lstrip("\n") if type(event) in self._said else text
             if not text:
                 return
-            yield from self._begin(kind, make)
+            yield from self._begin(event)
         assert self._open is not None
         yield from self._open.add(text)
 
-    def _begin(self, kind: type[Event], make: Callable[[int], P]) -> Iterator[Json]:
+    def _begin(self, event: Event) -> Iterator[Json]:
         yield from self.close(cut=False)
-        self._open, self._kind = make(len(self.done)), kind
-        self._said.add(kind)
+        self._open, self._kind = self._make(len(self.done), event), type(event)
+        self._said.add(type(event))
         yield from self._open.begin()

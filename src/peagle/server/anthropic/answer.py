@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 from peagle.completion import Chunk, Completion
 from peagle.server.answer import usage
-from peagle.server.anthropic.blocks import ContentBlock
 from peagle.server.delivery import Json, event
 from peagle.server.errors import APIError
 from peagle.server.parts import Parts
@@ -21,7 +20,7 @@ class MessagesAnswer:
 
     waiting = event({"type": "ping"}, "ping")
 
-    def __init__(self, name: str, model: str, blocks: Parts[ContentBlock], job: Job) -> None:
+    def __init__(self, name: str, model: str, blocks: Parts, job: Job) -> None:
         self.id, self._blocks, self._job = f"msg_{name}", blocks, job
         self._head = {"id": self.id, "type": "message", "role": "assistant", "model": model}
 

@@ -1,23 +1,19 @@
 """Content blocks: how each looks, and what a stream tells of it as it grows."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 
-from peagle.dialects import CallBegin
+from peagle.dialects import CallBegin, Event, Reasoning
 from peagle.models.chat_template import readable_object
 from peagle.server.delivery import Json
+from peagle.server.parts import AnswerPart
 
 
-class ContentBlock(ABC):
+class ContentBlock(AnswerPart):
     """One block."""
 
     def __init__(self, index: int) -> None:
         self._index, self._text = index, ""
-
-    @property
-    @abstractmethod
-    def shown(self) -> Json:
-        """The block as it is now."""
 
     def begin(self) -> Iterator[Json]:
         """The block without text."""
@@ -91,20 +87,11 @@ class ToolUseOutput(ContentBlock):
         return {"type": "input_json_delta", "partial_json": text}
 
 
-class Blocks:
-    """Makes the blocks of one message."""
-
-    def __init__(self, signature: str) -> None:
-        self._signature = signature
-
-    def thoughts(self, index: int) -> ContentBlock:
-        """A thinking block."""
-        return ThinkingOutput(index, self._signature)
-
-    def content(self, index: int) -> ContentBlock:
-        """A text block."""
-        return TextOutput(index)
-
-    def call(self, index: int, call: CallBegin) -> ContentBlock:
-        """A tool_use block."""
-        return ToolUseOutput(index, call)
+def block(signature: str, index: int, opened: Event) -> ContentBlock:
+    """The block that an event opens."""
+    match opened:
+        case Reasoning():
+            return ThinkingOutput(index, signature)
+        case CallBegin():
+            return ToolUseOutput(index, opened)
+    return TextOutput(index)

@@ -1,12 +1,13 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`."""
 
 import contextlib
+from functools import partial
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from peagle.server.anthropic.answer import MessagesAnswer
-from peagle.server.anthropic.blocks import Blocks
+from peagle.server.anthropic.blocks import block
 from peagle.server.anthropic.body import MessagesBody
 from peagle.server.anthropic.conversation import chat_fields
 from peagle.server.body_route import validated
@@ -24,7 +25,7 @@ async def create_message(service: Service, body: MessagesBody, request: Request)
     async with contextlib.AsyncExitStack() as running:
         job = await begin(service, chat, running)
         name, model = request.state.request_id, service.settings.model_names[0]
-        answer = MessagesAnswer(name, model, Parts(Blocks(signature=name)), job)
+        answer = MessagesAnswer(name, model, Parts(partial(block, name)), job)
         return await deliver(answer, job, bool(body.stream), request, running)
 
 

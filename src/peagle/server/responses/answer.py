@@ -9,7 +9,6 @@ from peagle.server.delivery import WAITING, Json, event
 from peagle.server.errors import APIError
 from peagle.server.parts import Parts
 from peagle.server.responses.body import ResponsesBody
-from peagle.server.responses.items import OutputItem
 from peagle.server.service import Job
 
 ECHOED = (
@@ -35,9 +34,7 @@ class ResponsesAnswer:
 
     waiting = WAITING
 
-    def __init__(
-        self, name: str, model: str, body: ResponsesBody, items: Parts[OutputItem], job: Job
-    ) -> None:
+    def __init__(self, name: str, model: str, body: ResponsesBody, items: Parts, job: Job) -> None:
         self.id, self._items, self._job = f"resp_{name}", items, job
         self._told = 0
         told = {*ECHOED, "text", "reasoning"}

@@ -1,16 +1,17 @@
 """Output items: how each looks, and what a stream tells of it as it grows."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
-from peagle.dialects import CallBegin
+from peagle.dialects import CallBegin, Event, Reasoning
 from peagle.server.delivery import Json
+from peagle.server.parts import AnswerPart
 from peagle.server.responses.conversation import encoded
 from peagle.server.responses.tools import CustomInput, ToolName, Tools
 
 
-class OutputItem(ABC):
+class OutputItem(AnswerPart):
     """One item.
 
     name: of the request, which is part of the item's id.
@@ -201,16 +202,13 @@ class Items:
         self._name, self._tools = name, tools
         self._summarized, self._carried = summarized, carried
 
-    def thoughts(self, index: int) -> OutputItem:
-        """A reasoning item."""
-        return ReasoningOutput(self._name, index, self._summarized, self._carried)
-
-    def content(self, index: int) -> OutputItem:
-        """A message."""
+    def item(self, index: int, opened: Event) -> OutputItem:
+        """The item that an event opens."""
+        match opened:
+            case Reasoning():
+                return ReasoningOutput(self._name, index, self._summarized, self._carried)
+            case CallBegin(name, call_id):
+                tool = self._tools.named(name)
+                kind = CustomCallOutput if tool.custom else FunctionCallOutput
+                return kind(self._name, index, call_id, tool)
         return MessageOutput(self._name, index)
-
-    def call(self, index: int, call: CallBegin) -> OutputItem:
-        """A function's or a custom tool's call."""
-        tool = self._tools.named(call.name)
-        kind = CustomCallOutput if tool.custom else FunctionCallOutput
-        return kind(self._name, index, call.id, tool)

@@ -29,5 +29,5 @@ async def respond(service: Service, body: ResponsesBody, request: Request) -> Re
         job = await begin(service, chat, running)
         name, model = request.state.request_id, service.settings.model_names[0]
         items = Items(name, tools, body.summarizes_thoughts, body.carries_thoughts)
-        answer = ResponsesAnswer(name, model, body, Parts(items), job)
+        answer = ResponsesAnswer(name, model, body, Parts(items.item), job)
         return await deliver(answer, job, bool(body.stream), request, running)
