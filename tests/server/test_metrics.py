@@ -112,7 +112,7 @@ def test_every_series_is_there_before_it_counts():
     }
     seen = metrics.text()
     metrics.refused("queue")
-    metrics.ended("abort", 1.0)
+    metrics.count("vllm:request_success", 1, "abort")
     assert len(metrics.text().splitlines()) == len(seen.splitlines())
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from peagle.completion import Completion
-from peagle.speculation import Speculation
+from peagle.speculation import DraftTotals
 
 MS = 1_000.0
 """Milliseconds in a second."""
@@ -126,8 +126,8 @@ def percentiles(values: Sequence[float]) -> Percentiles:
     return Percentiles(*(_percentile(ordered, share) for share in (0.50, 0.95, 0.99)))
 
 
-def _pooled(completions: Sequence[Completion]) -> Speculation:
-    return Speculation.pooled([completion.speculation for completion in completions])
+def _pooled(completions: Sequence[Completion]) -> DraftTotals:
+    return DraftTotals.pooled([completion.speculation for completion in completions])
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:

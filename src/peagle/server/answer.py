@@ -13,7 +13,7 @@ from peagle.server.errors import APIError
 from peagle.server.middleware import GIVEN_ID
 from peagle.server.protocol import ChatBody, GenerationBody, StreamOptions
 from peagle.server.service import Job, Service
-from peagle.speculation import Speculation
+from peagle.speculation import DraftTotals
 
 DONE = b"data: [DONE]\n\n"
 
@@ -148,7 +148,7 @@ def usage(job: Job, done: Sequence[Completion]) -> Json:
     """Token counts of a request, and what speculation did for it."""
     cached = sum(completion.cached_tokens for completion in done[:: job.n])
     written = sum(len(completion.token_ids) for completion in done)
-    did = Speculation.pooled([completion.speculation for completion in done])
+    did = DraftTotals.pooled([completion.speculation for completion in done])
     return {
         **_counts(job.prompt_tokens, written),
         "prompt_tokens_details": {"cached_tokens": cached},

@@ -4,7 +4,7 @@ import bisect
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from typing import get_args
 
@@ -46,10 +46,33 @@ CHOICES = (1, 2, 5, 10, 20)
 LABELS = ("model_name", "engine")
 """Of every series, as in vLLM; others' dashboards sum by them."""
 ENGINE = "0"
+STOPS: tuple[Stopped, ...] = get_args(Stopped)
+"""Why nothing is drafted."""
 ENDINGS = ("stop", "length", "abort", "error")
 """Why a sequence ends."""
 REFUSALS = ("queue", "draining", "engine")
 """Why a request is refused: too many wait, the server shuts down, the engine failed."""
+COUNTERS: Mapping[str, tuple[str, str, Iterable[str]]] = {
+    "vllm:prompt_tokens": ("Prompt tokens computed.", "", ()),
+    "vllm:prompt_tokens_cached": ("Of these, those found cached.", "", ()),
+    "vllm:request_success": ("Requests ended.", "finished_reason", ENDINGS),
+    "peagle:requests_rejected": ("Requests refused.", "reason", REFUSALS),
+}
+"""What each counts, and perhaps a further label with its values."""
+HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
+    "vllm:time_to_first_token_seconds": SECONDS,
+    "vllm:e2e_request_latency_seconds": SECONDS,
+    "vllm:request_queue_time_seconds": SECONDS,
+    "vllm:request_prefill_time_seconds": SECONDS,
+    "vllm:request_decode_time_seconds": SECONDS,
+    "vllm:request_inference_time_seconds": SECONDS,
+    "vllm:request_time_per_output_token_seconds": FAST_SECONDS,
+    "vllm:request_prompt_tokens": COUNTS,
+    "vllm:request_generation_tokens": COUNTS,
+    "vllm:request_params_max_tokens": COUNTS,
+    "vllm:request_params_n": CHOICES,
+}
+"""Bounds of their buckets."""
 
 
 class Metrics:
@@ -59,34 +82,26 @@ class Metrics:
     """
 
     def __init__(self, model_name: str, engine: EngineClient, drafts: DraftTotals) -> None:
-        self._labels, self._registry = (model_name, ENGINE), CollectorRegistry()
-        self._engine, self._drafts = engine, drafts
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens computed.")
-        self._cached = self._counter("vllm:prompt_tokens_cached", "Of these, those found cached.")
-        self._finished = self._counter(
-            "vllm:request_success", "Requests ended.", "finished_reason", ENDINGS
-        )
-        self._refused = self._counter(
-            "peagle:requests_rejected", "Requests refused.", "reason", REFUSALS
-        )
-        self._first = self._histogram("vllm:time_to_first_token_seconds", SECONDS)
-        self._chunks = _ChunkCollector(self._labels)
-        self._whole = self._histogram("vllm:e2e_request_latency_seconds", SECONDS)
-        self._queued = self._histogram("vllm:request_queue_time_seconds", SECONDS)
-        self._prefill = self._histogram("vllm:request_prefill_time_seconds", SECONDS)
-        self._decode = self._histogram("vllm:request_decode_time_seconds", SECONDS)
-        self._ran = self._histogram("vllm:request_inference_time_seconds", SECONDS)
-        self._each = self._histogram("vllm:request_time_per_output_token_seconds", FAST_SECONDS)
-        self._prompt_length = self._histogram("vllm:request_prompt_tokens", COUNTS)
-        self._length = self._histogram("vllm:request_generation_tokens", COUNTS)
-        self._most = self._histogram("vllm:request_params_max_tokens", COUNTS)
-        self._choices = self._histogram("vllm:request_params_n", CHOICES)
-        self._registry.register(_EngineCollector(self._labels, engine))
-        self._registry.register(_DraftCollector(self._labels, drafts, engine.k))
-        self._registry.register(self._chunks)
-        ProcessCollector(registry=self._registry)
-        ProcessCollector("peagle_engine", lambda: engine.pid, registry=self._registry)
-        PlatformCollector(registry=self._registry)
+        self._labels, registry = (model_name, ENGINE), CollectorRegistry()
+        self._engine, self._drafts, self._registry = engine, drafts, registry
+        self._counters = {
+            name: Counter(name, text, (*LABELS, label) if label else LABELS, registry=registry)
+            for name, (text, label, _) in COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(name, _about(name), LABELS, registry=registry, buckets=bounds)
+            for name, bounds in HISTOGRAMS.items()
+        }
+        for name, (_, label, values) in COUNTERS.items():
+            for further in zip(values) if label else [()]:
+                self._counters[name].labels(*self._labels, *further)
+        for histogram in self._histograms.values():
+            histogram.labels(*self._labels)
+        self.chunks = _StateCollector(self._labels, engine, drafts)
+        registry.register(self.chunks)
+        ProcessCollector(registry=registry)
+        ProcessCollector("peagle_engine", lambda: engine.pid, registry=registry)
+        PlatformCollector(registry=registry)
         self._seen = self._counts()
 
     def text(self) -> bytes:
@@ -110,95 +125,54 @@ class Metrics:
 
     def watch(self, request: Prepared, choices: int | None) -> "Watch":
         """Begin to count one sequence. choices: of its prompt, for the first of them; else None."""
-        self._most.labels(*self._labels).observe(request.params.max_tokens)
+        self.observe("vllm:request_params_max_tokens", request.params.max_tokens)
         if choices is not None:
-            self._choices.labels(*self._labels).observe(choices)
-        return Watch(self, len(request.tokens), choices is not None)
+            self.observe("vllm:request_params_n", choices)
+        return Watch(self, len(request.tokens) if choices is not None else 0)
 
     def refused(self, reason: str) -> None:
         """Count a refused request."""
-        self._refused.labels(*self._labels, reason).inc()
+        self.count("peagle:requests_rejected", 1, reason)
 
-    def first_chunk(self, seconds: float, prompt_tokens: int) -> None:
-        """Count the time to a sequence's first token, and its prompt unless another has."""
-        self._first.labels(*self._labels).observe(seconds)
-        self._prompt_tokens.labels(*self._labels).inc(prompt_tokens)
+    def count(self, name: str, amount: float, *further: str) -> None:
+        """Add to a counter. further: the value of its own label."""
+        self._counters[name].labels(*self._labels, *further).inc(amount)
 
-    def next_chunk(self, seconds: float) -> None:
-        """Count the time between two chunks of a sequence."""
-        self._chunks.between(seconds)
-
-    def tokens(self, count: int) -> None:
-        """Count generated tokens."""
-        self._chunks.tokens += count
-
-    def ended(self, reason: str, seconds: float) -> None:
-        """Count the end of a sequence, finished or cancelled."""
-        self._finished.labels(*self._labels, reason).inc()
-        self._whole.labels(*self._labels).observe(seconds)
-
-    def finished(self, completion: Completion) -> None:
-        """Count how long a finished sequence was, and how long it took."""
-        count, times = len(completion.token_ids), completion.token_times or (completion.queued,)
-        self._cached.labels(*self._labels).inc(completion.cached_tokens)
-        values = {
-            self._queued: completion.queued,
-            self._prefill: times[0] - completion.queued,
-            self._decode: times[-1] - times[0],
-            self._ran: times[-1] - completion.queued,
-            self._prompt_length: len(completion.prompt_token_ids),
-            self._length: count,
-        }
-        if count > 1:
-            values[self._each] = (times[-1] - times[0]) / (count - 1)
-        for histogram, value in values.items():
-            histogram.labels(*self._labels).observe(value)
+    def observe(self, name: str, value: float) -> None:
+        """Add a value to a histogram."""
+        self._histograms[name].labels(*self._labels).observe(value)
 
     def _counts(self) -> tuple[float, ...]:
         """What `line` tells the growth of."""
         stats, drafts = self._engine.stats, self._drafts
         cache = stats.prefix_queries, stats.prefix_hits
-        did = drafts.cycles.total(), drafts.drafts, drafts.accepted
-        return time.monotonic(), self._chunks.tokens, *did, *cache
-
-    def _counter(
-        self, name: str, text: str, label: str | None = None, values: Iterable[object] = ()
-    ) -> Counter:
-        """A counter, perhaps with a further label of these known values."""
-        labels = LABELS if label is None else (*LABELS, label)
-        counter = Counter(name, text, labels, registry=self._registry)
-        for further in [()] if label is None else zip(values):
-            counter.labels(*self._labels, *further)
-        return counter
-
-    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
-        registry = self._registry
-        histogram = Histogram(name, _about(name), LABELS, registry=registry, buckets=buckets)
-        histogram.labels(*self._labels)
-        return histogram
+        did = drafts.lengths.total(), drafts.cycles, drafts.accepted
+        return time.monotonic(), self.chunks.tokens, *did, *cache
 
 
 class Watch:
-    """Counts one sequence from its arrival to its end."""
+    """Counts one sequence from its arrival to its end.
 
-    def __init__(self, metrics: Metrics, prompt_tokens: int, counts_prompt: bool) -> None:
-        self._metrics = metrics
-        self._prompt_tokens = prompt_tokens if counts_prompt else 0
+    prompt_tokens: those that no other sequence counts.
+    """
+
+    def __init__(self, metrics: Metrics, prompt_tokens: int) -> None:
+        self._metrics, self._prompt_tokens = metrics, prompt_tokens
         self._arrived = self._last = time.perf_counter()
-        self._chunks = 0
-        self._closed = False
+        self._begun = self._closed = False
 
     def add(self, chunk: Chunk, now: float) -> None:
         """Count a chunk that came at the time `now`, and the sequence once it is finished."""
-        seconds, self._last = now - self._last, now
-        if self._chunks:
-            self._metrics.next_chunk(seconds)
+        metrics, seconds, self._last = self._metrics, now - self._last, now
+        if self._begun:
+            metrics.chunks.between(seconds)
         else:
-            self._metrics.first_chunk(seconds, self._prompt_tokens)
-        self._chunks += 1
-        self._metrics.tokens(len(chunk.token_ids))
+            metrics.observe("vllm:time_to_first_token_seconds", seconds)
+            metrics.count("vllm:prompt_tokens", self._prompt_tokens)
+        self._begun = True
+        metrics.chunks.tokens += len(chunk.token_ids)
         if chunk.completion is not None:
-            self._metrics.finished(chunk.completion)
+            self._finish(chunk.completion)
             self._end(chunk.completion.finish_reason, now)
 
     def close(self) -> None:
@@ -206,16 +180,36 @@ class Watch:
         if not self._closed:
             self._end("abort", time.perf_counter())
 
+    def _finish(self, done: Completion) -> None:
+        """Count how long a finished sequence was, and how long it took."""
+        count, times = len(done.token_ids), done.token_times or (done.queued,)
+        self._metrics.count("vllm:prompt_tokens_cached", done.cached_tokens)
+        values = {
+            "vllm:request_queue_time_seconds": done.queued,
+            "vllm:request_prefill_time_seconds": times[0] - done.queued,
+            "vllm:request_decode_time_seconds": times[-1] - times[0],
+            "vllm:request_inference_time_seconds": times[-1] - done.queued,
+            "vllm:request_prompt_tokens": len(done.prompt_token_ids),
+            "vllm:request_generation_tokens": count,
+        }
+        if count > 1:
+            each = (times[-1] - times[0]) / (count - 1)
+            values["vllm:request_time_per_output_token_seconds"] = each
+        for name, value in values.items():
+            self._metrics.observe(name, value)
+
     def _end(self, reason: str, now: float) -> None:
         self._closed = True
-        self._metrics.ended(reason, now - self._arrived)
+        self._metrics.count("vllm:request_success", 1, reason)
+        self._metrics.observe("vllm:e2e_request_latency_seconds", now - self._arrived)
 
 
-class _ChunkCollector(Collector):
-    """What every chunk counts, where a lock for each would cost more than the count."""
+class _StateCollector(Collector):
+    """What the engine and its drafts have come to at the moment of the scrape, and what every chunk
+    counts, where a lock for each would cost more than the count."""
 
-    def __init__(self, labels: tuple[str, str]) -> None:
-        self._labels = labels
+    def __init__(self, labels: tuple[str, str], engine: EngineClient, drafts: DraftTotals) -> None:
+        self._labels, self._engine, self._drafts = labels, engine, drafts
         self.tokens = 0
         """Tokens generated."""
         self._seconds = 0.0
@@ -228,24 +222,20 @@ class _ChunkCollector(Collector):
         self._counts[bisect.bisect_left(FAST_SECONDS, seconds)] += 1
 
     def collect(self) -> Iterator[Metric]:
-        tokens = CounterMetricFamily("vllm:generation_tokens", "Tokens generated.", labels=LABELS)
-        tokens.add_metric(self._labels, self.tokens)
-        yield tokens
+        yield self._intervals()
+        yield from self._engine_state()
+        yield from self._facts()
+        yield from self._counts_of_tokens()
+
+    def _intervals(self) -> Metric:
         name = "vllm:inter_token_latency_seconds"
         between = HistogramMetricFamily(name, _about(name), labels=LABELS)
         bounds = [floatToGoString(bound) for bound in (*FAST_SECONDS, math.inf)]
         counts = itertools.accumulate(self._counts)
         between.add_metric(self._labels, [*zip(bounds, counts, strict=True)], self._seconds)
-        yield between
+        return between
 
-
-class _EngineCollector(Collector):
-    """The engine's state at the moment of the scrape."""
-
-    def __init__(self, labels: tuple[str, str], engine: EngineClient) -> None:
-        self._labels, self._engine = labels, engine
-
-    def collect(self) -> Iterator[Metric]:
+    def _engine_state(self) -> Iterator[Metric]:
         stats = self._engine.stats
         gauges = {
             "vllm:num_requests_running": stats.running,
@@ -260,67 +250,63 @@ class _EngineCollector(Collector):
         }
         for kind, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, value in values.items():
-                family = kind(name, _about(name), labels=LABELS)
-                family.add_metric(self._labels, value)
-                yield family
-        stopped = GaugeMetricFamily(
-            "peagle:drafting_stopped",
-            "Whether nothing is drafted, and why.",
-            labels=(*LABELS, "reason"),
-        )
-        for reason in get_args(Stopped):
-            value = float(stats.drafting_stopped == reason)
-            stopped.add_metric((*self._labels, reason), value)
-        yield stopped
-        yield from self._facts()
+                yield self._family(kind, name, [((), value)])
+        stopped = [((why,), float(why == stats.drafting_stopped)) for why in STOPS]
+        name, text = "peagle:drafting_stopped", "Whether nothing is drafted, and why."
+        yield self._family(GaugeMetricFamily, name, stopped, text, "reason")
 
     def _facts(self) -> Iterator[Metric]:
         """What never changes, in labels."""
         facts = self._engine.facts
         cache = {"block_size": facts.block_size, "num_gpu_blocks": facts.num_blocks}
-        drafter = "none" if facts.drafter is None else facts.drafter.kind.name
         build = {
             "version": version("peagle"),
             "torch": version("torch"),
             "device": "cuda" if facts.runs_ahead else "cpu",
-            "drafter": drafter,
+            "drafter": "none" if facts.drafter is None else facts.drafter.kind.name,
             "num_speculative_tokens": facts.k,
         }
         for name, told in (("vllm:cache_config_info", cache), ("peagle:build_info", build)):
-            family = GaugeMetricFamily(name, _about(name), labels=(*LABELS, *told))
-            family.add_metric((*self._labels, *map(str, told.values())), 1.0)
-            yield family
+            values = tuple(map(str, told.values()))
+            yield self._family(GaugeMetricFamily, name, [(values, 1.0)], "", *told)
 
-
-class _DraftCollector(Collector):
-    """What speculation has done by the moment of the scrape."""
-
-    def __init__(self, labels: tuple[str, str], drafts: DraftTotals, k: int) -> None:
-        self._labels, self._drafts, self._k = labels, drafts, k
-
-    def collect(self) -> Iterator[Metric]:
+    def _counts_of_tokens(self) -> Iterator[Metric]:
         did = self._drafts
         for name, text, value in (
-            ("vllm:spec_decode_num_drafts", "Verifications of drafts.", did.drafts),
+            ("vllm:generation_tokens", "Tokens generated.", self.tokens),
+            ("vllm:spec_decode_num_drafts", "Verifications of drafts.", did.cycles),
             ("vllm:spec_decode_num_draft_tokens", "Tokens drafted.", did.drafted),
             ("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.", did.accepted),
-            ("peagle:cycles_without_drafts", "Cycles that drafted nothing.", did.cycles[0]),
+            ("peagle:cycles_without_drafts", "Cycles that drafted nothing.", did.pauses),
             ("peagle:lookup_draft_tokens", "Drafts found in the request's text.", did.looked_up),
             ("peagle:lookup_accepted_tokens", "Of these, those right.", did.looked_up_accepted),
         ):
-            family = CounterMetricFamily(name, text, labels=LABELS)
-            family.add_metric(self._labels, value)
-            yield family
-        name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted."
-        yield self._by("position", name, text, did.accepted_per_position)
-        lengths = [did.cycles[length] for length in range(self._k + 1)]
-        yield self._by("length", "peagle:cycles", "Cycles by the tokens that they draft.", lengths)
+            yield self._family(CounterMetricFamily, name, [((), value)], text)
+        lengths = [did.lengths[length] for length in range(self._engine.k + 1)]
+        for name, text, label, counts in (
+            (
+                "vllm:spec_decode_num_accepted_tokens_per_pos",
+                "Drafts accepted.",
+                "position",
+                did.accepted_per_position,
+            ),
+            ("peagle:cycles", "Cycles by the tokens that they draft.", "length", lengths),
+        ):
+            samples = [((str(place),), count) for place, count in enumerate(counts)]
+            yield self._family(CounterMetricFamily, name, samples, text, label)
 
-    def _by(self, label: str, name: str, text: str, values: Sequence[int]) -> Metric:
-        """A counter for each place in a list."""
-        family = CounterMetricFamily(name, text, labels=(*LABELS, label))
-        for place, value in enumerate(values):
-            family.add_metric((*self._labels, str(place)), value)
+    def _family(
+        self,
+        kind: type[GaugeMetricFamily | CounterMetricFamily],
+        name: str,
+        samples: Iterable[tuple[tuple[str, ...], float]],
+        text: str = "",
+        *further: str,
+    ) -> Metric:
+        """A metric by the values of its further labels, which come after those of every series."""
+        family = kind(name, text or _about(name), labels=(*LABELS, *further))
+        for values, sample in samples:
+            family.add_metric((*self._labels, *values), sample)
         return family
 
 
