@@ -73,11 +73,15 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _refuse(value: Any) -> Any:
-    """Raise for a field that asks for something, rather than for nothing."""
-    if value not in (None, False, [], {}):
-        raise PydanticCustomError("unsupported", "not supported; leave it out")
-    return value
+def refused(why: str) -> AfterValidator:
+    """Raises for a field that asks for something, rather than for nothing."""
+
+    def refuse(value: Any) -> Any:
+        if value not in (None, False, [], {}):
+            raise PydanticCustomError("unsupported", why)
+        return value
+
+    return AfterValidator(refuse)
 
 
 T = TypeVar("T")
@@ -87,7 +91,9 @@ Whole = BeforeValidator(_whole)
 Integer = Annotated[int, Whole]
 Count = Annotated[int, Field(ge=0), Whole]
 Positive = Annotated[int, Field(ge=1), Whole]
-Refused = Annotated[Any, AfterValidator(_refuse), Field(description="Not supported.")]
+Refused = Annotated[
+    Any, refused("not supported; leave it out"), Field(description="Not supported.")
+]
 """What would change the answer."""
 
 

@@ -4,13 +4,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from peagle.server.body import Body, Integer, Items, Positive
+from peagle.server.body import Body, Integer, Items, Positive, refused
 from peagle.server.messages import TEXTS, ContentPart
 from peagle.server.protocol import TranslatedBody
 from peagle.server.tool_body import Function
 from peagle.server.variants import KNOWN_TYPE, result_part, usual_type
 
 NOTHING_KEPT = "no answer is kept here; send earlier items whole, as clients do with store: false"
+NOTHING_LATER = "nothing is kept here to be fetched later; leave it out"
 NO_SCORES = "log-probabilities come with /v1/chat/completions only; leave this out"
 
 
@@ -73,12 +74,7 @@ class CallOutputItem(Body):
 class ItemReference(Body):
     """An item that the server would have to have kept."""
 
-    type: Literal["item_reference"]
-
-    @field_validator("type")
-    @classmethod
-    def _refuse(cls, kind: str) -> str:
-        raise ValueError(NOTHING_KEPT)
+    type: Annotated[Literal["item_reference"], refused(NOTHING_KEPT)]
 
 
 Item = Annotated[
@@ -183,34 +179,13 @@ class ResponsesBody(TranslatedBody):
     include: Items[str] | None = None
     metadata: dict[str, Any] | None = None
     stop: str | Items[str] | None = None
-    previous_response_id: str | None = None
-    conversation: Any = None
-    prompt: Any = None
-    background: bool | None = None
-    top_logprobs: Integer | None = None
+    previous_response_id: Annotated[str | None, refused(NOTHING_KEPT)] = None
+    conversation: Annotated[Any, refused(NOTHING_KEPT)] = None
+    prompt: Annotated[Any, refused(NOTHING_KEPT)] = None
+    background: Annotated[bool | None, refused(NOTHING_LATER)] = None
+    top_logprobs: Annotated[Integer | None, refused(NO_SCORES)] = None
     store: bool | None = None
     """Nothing is kept here either way."""
-
-    @field_validator("previous_response_id", "conversation", "prompt")
-    @classmethod
-    def _refuse_kept(cls, value: Any) -> Any:
-        if value is not None:
-            raise ValueError(NOTHING_KEPT)
-        return value
-
-    @field_validator("background")
-    @classmethod
-    def _refuse_later(cls, value: bool | None) -> bool | None:
-        if value:
-            raise ValueError("nothing is kept here to be fetched later; leave it out")
-        return value
-
-    @field_validator("top_logprobs")
-    @classmethod
-    def _refuse_scores(cls, value: int | None) -> int | None:
-        if value:
-            raise ValueError(NO_SCORES)
-        return value
 
     @field_validator("include")
     @classmethod
