@@ -5,7 +5,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 BYTES = 4
@@ -30,23 +30,7 @@ def detokenize(tokenizer: Any, tokens: Sequence[int], skip_special: bool = False
     return detokenizer.feed(tokens) + detokenizer.flush()
 
 
-class Detokenizer(Protocol):
-    """Text of one answer, in whole characters."""
-
-    def feed(self, tokens: Sequence[int]) -> str:
-        """Add tokens, and return the text of all but those of an incomplete character."""
-        ...
-
-    def flush(self) -> str:
-        """The text of whatever bytes are left, complete or not."""
-        ...
-
-    def skip(self, token: int) -> None:
-        """Add a token that has no text of its own; what came before it must be flushed."""
-        ...
-
-
-def detokenizers(tokenizer: Any, skip_special: bool) -> Callable[[Sequence[int]], Detokenizer]:
+def detokenizers(tokenizer: Any, skip_special: bool) -> "Callable[[Sequence[int]], Detokenizer]":
     """What makes the detokenizer of the answer to a prompt (token ids), fastest for `tokenizer`.
 
     skip_special: whether texts leave special tokens out.
@@ -233,3 +217,7 @@ class WindowDetokenizer:
         self._context = self._done if fresh else max(self._context, self._done - CONTEXT)
         self._done = end
         return fresh
+
+
+Detokenizer = ByteDetokenizer | WindowDetokenizer
+"""Text of one answer, in whole characters."""

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -153,21 +153,15 @@ class Service:
         return params.model_copy(update={"cache_salt": f"{key} {params.cache_salt or ''}"})
 
     def _check_logprobs(self, prepared: Sequence[Prepared]) -> None:
-        scored = ((one.params.max_tokens, one.params.logprobs) for one in prepared)
-        count = sum(tokens * (1 + top) for tokens, top in scored if top is not None)
-        if count > (most := self.settings.limits.logprobs):
-            raise APIError(
-                400, f"{count} log-probabilities, but an answer holds {most}", "logprobs"
-            )
+        limits = self.settings.limits
+        scored = [(one.params.max_tokens, one.params.logprobs) for one in prepared]
+        if (count := _scores(scored)) > limits.logprobs:
+            told = f"{count} log-probabilities, but an answer holds {limits.logprobs}"
+            raise APIError(400, told, "logprobs")
         asked = [(len(one.tokens), one.params.prompt_logprobs) for one in prepared]
-        count = sum(length * (1 + top) for length, top in asked if top is not None)
-        if count > self.settings.limits.prompt_logprobs:
-            raise APIError(
-                400,
-                f"{count} log-probabilities of prompts, but an answer holds "
-                f"{self.settings.limits.prompt_logprobs}; ask for fewer, or send fewer prompts",
-                "prompt",
-            )
+        if (count := _scores(asked)) > (most := limits.prompt_logprobs):
+            told = f"{count} log-probabilities of prompts, but an answer holds {most}"
+            raise APIError(400, f"{told}; ask for fewer, or send fewer prompts", "prompt")
 
     async def drain(self) -> None:
         """Accept no more requests, and wait for those that run as long as the settings allow."""
@@ -186,6 +180,11 @@ class Service:
         """Stop the engine, whatever it does; streams still open end with an error."""
         self.draining = True
         self._async.close(GRACE)
+
+
+def _scores(asked: Iterable[tuple[int, int | None]]) -> int:
+    """Log-probabilities of so many tokens, each with so many likely ones, where any are asked."""
+    return sum(tokens * (1 + top) for tokens, top in asked if top is not None)
 
 
 async def _counted(batches: AsyncIterator[Batch], watches: Sequence[Watch]) -> AsyncIterator[Batch]:
