@@ -64,6 +64,8 @@ class Chunk:
     """As in `Completion`, in a request's first chunk; none in the others."""
     completion: Completion | None
     """The whole request, once finished."""
+    refused: int
+    """Drafts of these cycles that were not accepted."""
 
     @property
     def accepted(self) -> int:

@@ -68,6 +68,8 @@ class LiveRequest:
         """Tokens that chunks have brought."""
         self.drafted: list[bool] = []
         """Which tokens are accepted drafts."""
+        self.refused = 0
+        """Drafts that were not accepted and that no chunk has told of."""
         self._fault: str | None = None
         """Why its text cannot be read."""
 
@@ -82,6 +84,7 @@ class LiveRequest:
             did = output.drafted, output.verified, output.looked_up, max(len(new), 1)
             self.speculation.record(*did)
             totals.record(*did)
+            self.refused += output.drafted - output.verified
         if output.beginning is not None:
             self.beginning = output.beginning
 
@@ -100,8 +103,8 @@ class LiveRequest:
 
     def chunk(self, request_id: str, completion: Completion | None) -> Chunk:
         """What was read since the last one."""
-        known, read = self.told, self.read_tokens
-        self.told = read
+        known, read, refused = self.told, self.read_tokens, self.refused
+        self.told, self.refused = read, 0
         return Chunk(
             request_id,
             self.reader.fresh(),
@@ -111,6 +114,7 @@ class LiveRequest:
             tuple(self.logprobs[known:read]),
             () if known else self.prompt_logprobs,
             completion,
+            refused,
         )
 
     def read(self, finish_reason: str | None) -> str | None:

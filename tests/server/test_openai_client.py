@@ -122,6 +122,8 @@ def test_trace_tells_drafts_from_target_tokens(client: OpenAI, offline: LLM):
     assert "".join(text for cycle in cycles for text in cycle["texts"]) == wanted.text
     accepted = [sum(cycle["drafted"]) for cycle in cycles[1:-1]]  # not prefill, nor the cut end
     assert accepted == wanted.speculation.accepted_per_cycle[: len(accepted)]
+    refused = sum(cycle["refused"] for cycle in cycles)
+    assert refused == wanted.speculation.drafted - wanted.speculation.accepted > 0
 
 
 def test_several_prompts_and_choices(client: OpenAI, offline: LLM):

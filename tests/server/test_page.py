@@ -97,14 +97,22 @@ def test_every_token_shows_where_it_came_from(page: Chrome, offline: LLM):
     assert wanted.speculation.accepted - surplus <= drafted <= wanted.speculation.accepted
     assert len(page.find_elements(By.CSS_SELECTOR, "#cycles i")) == wanted.speculation.cycles + 1
     assert f"tokens\n{len(spans)}" in page.find_element(By.ID, "stats").text
+    struck = page.find_elements(By.CSS_SELECTOR, "#answer s")
+    refused = wanted.speculation.drafted - wanted.speculation.accepted
+    assert sum(int(one.get_attribute("data-count") or 0) for one in struck) == refused > 0
 
 
 def test_comparison_says_how_much_faster_and_whether_equal(page: Chrome):
     page.find_element(By.ID, "compare").click()
     assert finish(page) == "done"
-    assert "as fast, the same text" in content(page, "verdict")
+    assert "in 3 rounds), the same text" in content(page, "verdict")
     assert content(page, "answer") == content(page, "answer-without")
     assert not page.find_elements(By.CSS_SELECTOR, "#answer-without span.draft")
+
+
+def test_it_says_what_drafts_and_where(page: Chrome):
+    drafting = f"drafter: P-EAGLE · device: cpu · drafting: up to {K} tokens a cycle"
+    assert_text(page, "facts", drafting)
 
 
 def test_chat(page: Chrome):

@@ -82,12 +82,13 @@ def prompt_scores(tokenizer: Any, completion: Completion, top: int | None) -> di
 def speculation_trace(tokenizer: Any, chunk: Chunk) -> dict[str, Any]:
     """A cycle's tokens, or those of several that came together.
 
-    drafted: which are the drafter's; sections: what each belongs to: content, reasoning, call or
-    marker.
+    drafted: which are the drafter's; refused: how many more it had proposed; sections: what each
+    belongs to: content, reasoning, call or marker.
     """
     return {
         "token_ids": chunk.token_ids,
         "sections": chunk.sections,
         "texts": [token_text(tokenizer, token) for token in chunk.token_ids],
         "drafted": chunk.drafted,
+        "refused": chunk.refused,
     }
