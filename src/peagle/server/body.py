@@ -77,7 +77,7 @@ def refused(why: str) -> AfterValidator:
     """Raises for a field that asks for something, rather than for nothing."""
 
     def refuse(value: Any) -> Any:
-        if value not in (None, False, [], {}):
+        if value:
             raise PydanticCustomError("unsupported", why)
         return value
 

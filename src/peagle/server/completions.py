@@ -33,7 +33,6 @@ DEFAULT_MAX_TOKENS = 16
 async def complete(service: Service, body: CompletionBody, request: Request) -> Response:
     """Complete one or several prompts."""
     service.check_model(body.model)
-    _refuse_unsupported(body)
     prompts, limits = _prompts(body), service.settings.limits
     params = sampling_params(
         body,
@@ -134,11 +133,6 @@ class CompletionForm:
 
     def _name(self, token: int) -> str:
         return token_name(self._tokenizer, token, self._body.return_tokens_as_token_ids)
-
-
-def _refuse_unsupported(body: CompletionBody) -> None:
-    if body.suffix:
-        raise APIError(400, "suffix is not supported", "suffix")
 
 
 def _prompts(body: CompletionBody) -> list[str | list[int]]:

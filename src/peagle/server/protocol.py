@@ -221,7 +221,7 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     """Put the prompt before its completion, in the log-probabilities too."""
     logprobs: Annotated[TopLogprobs, Whole] | None = None
-    suffix: str | None = None
+    suffix: Refused = None
 
     @property
     def prompt_top(self) -> int | None:
