@@ -159,13 +159,13 @@ def test_without_the_extra_every_form_says_what_to_install(monkeypatch: pytest.M
 
 
 def test_a_form_is_compiled_once_for_all_that_bring_it(llm: LLM, monkeypatch: pytest.MonkeyPatch):
-    compiled, compile_one = [], GrammarCompiler._compiled
+    compiled, compile_one = [], GrammarCompiler._matcher
 
     def count(self: GrammarCompiler, wanted: StructuredOutputs) -> Any:
         compiled.append(wanted)
         return compile_one(self, wanted)
 
-    monkeypatch.setattr(GrammarCompiler, "_compiled", count)
+    monkeypatch.setattr(GrammarCompiler, "_matcher", count)
     form, like_it = (StructuredOutputs(json_schema={"const": value}) for value in (True, 1))
     how = [SamplingParams(structured_outputs=form, seed=seed) for seed in range(3)]
     done = llm.generate([PROMPT] * 4, [*how, SamplingParams(structured_outputs=like_it)])

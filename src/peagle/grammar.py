@@ -4,7 +4,6 @@ The grammars are llguidance's; it comes with the extra `structured`.
 """
 
 import contextlib
-import functools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from peagle.config import StructuredOutputs
 from peagle.errors import InputError, lacking
-from peagle.sandbox import SANDBOX
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits
@@ -65,8 +63,8 @@ def refuse_added_tokens(wanted: StructuredOutputs, added: Iterable[str]) -> None
                 )
 
 
-def complaint_about(schema: dict[str, Any]) -> str | None:
-    """Why a JSON schema cannot be compiled, whatever the tokenizer; None if it can.
+def complaint_about(schema: str | dict[str, Any]) -> str | None:
+    """Why a JSON schema, or its text, cannot be compiled, whatever the tokenizer; None if it can.
 
     Raises `InputError` without the extra `structured`.
     """
@@ -80,36 +78,24 @@ def complaint_about(schema: dict[str, Any]) -> str | None:
     return told[0] if wrong else None
 
 
-@functools.lru_cache(KEPT)
-def lark_pattern(pattern: str) -> str | None:
-    """A JSON schema's pattern, which need not fit from the beginning to the end, as one that must.
-
-    None for one that no grammar can keep. Raises `InputError` without the extra `structured`, and
-    for one that is too complex.
-    """
-    return SANDBOX.call(whole_pattern, pattern)
-
-
-@functools.lru_cache(KEPT)
-def refuse_costly(form: str) -> None:
-    """Raise `InputError` for a form, in JSON, that takes too long to compile or too much memory.
-
-    What else is wrong with it, its compiler says.
-    """
-    SANDBOX.call(try_form, form)
-
-
 def try_form(form: str) -> None:
-    """Compile a form, whatever the tokenizer, and forget it."""
+    """Compile a form that `written` wrote, whatever the tokenizer, and forget it.
+
+    Within a sandbox, what takes too long or too much memory is refused; what else is wrong with it,
+    its compiler says.
+    """
     with importing():
         from llguidance import LLMatcher
     with contextlib.suppress(ValueError):
-        grammar = source_of(StructuredOutputs(**json.loads(form)))
+        grammar = source_of(read(form))
         LLMatcher.validate_grammar_with_warnings(grammar, limits=limits())
 
 
 def whole_pattern(pattern: str) -> str | None:
-    """As `lark_pattern`, whatever it takes."""
+    """A JSON schema's pattern, which need not fit from the beginning to the end, as one that must.
+
+    None for one that no grammar can keep. Raises `InputError` without the extra `structured`.
+    """
     with importing():
         from llguidance import LLMatcher, regex_to_lark
     either = "|".join(map(_whole_text, _alternatives(pattern)))
@@ -180,6 +166,16 @@ def complaint_of(matcher: "LLMatcher") -> str:
     return " ".join([FORM, UNFIT.get(told, told), *reasons])
 
 
+def written(wanted: StructuredOutputs) -> str:
+    """The source of a grammar. In ASCII, since a schema may hold halves of surrogate pairs."""
+    return json.dumps(wanted.model_dump(exclude_defaults=True))
+
+
+def read(grammar: str) -> StructuredOutputs:
+    """The form that `written` wrote."""
+    return StructuredOutputs(**json.loads(grammar))
+
+
 def lark_rule(wanted: StructuredOutputs) -> str:
     """The form as the right side of a rule in Lark's notation."""
     if wanted.json_object:
@@ -201,15 +197,9 @@ def source_of(wanted: StructuredOutputs) -> str:
     """The form in llguidance's notation. Raises `InputError` or `ValueError` for a wrong one."""
     from llguidance import LLMatcher
 
-    if wanted.json_object:
-        return LLMatcher.grammar_from_json_schema({"type": "object"})
-    if wanted.json_schema is not None:
-        return LLMatcher.grammar_from_json_schema(wanted.json_schema)
-    if wanted.regex is not None:
-        return LLMatcher.grammar_from_regex(wanted.regex)
-    if wanted.choice is not None:
-        return LLMatcher.grammar_from_lark(f"start: {lark_rule(wanted)}")
-    return LLMatcher.grammar_from_lark(_lark(wanted.grammar or ""))
+    if wanted.grammar is not None:
+        return LLMatcher.grammar_from_lark(_lark(wanted.grammar))
+    return LLMatcher.grammar_from_lark(f"start: {lark_rule(wanted)}")
 
 
 def _lark(grammar: str) -> str:

@@ -1,8 +1,7 @@
 """Grammars compiled for a tokenizer, and one request's place in its own."""
 
-import threading
+import functools
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from peagle.config import StructuredOutputs
 from peagle.errors import InputError
-from peagle.grammar import FORM, KEPT, complaint_of, importing, limits, source_of
+from peagle.grammar import FORM, KEPT, complaint_of, importing, limits, read, source_of, written
 from peagle.sandbox import on_large_stack
 
 if TYPE_CHECKING:
@@ -39,8 +38,7 @@ class GrammarCompiler:
             self._tokenizer: LLTokenizer = llguidance.hf.from_tokenizer(tokenizer, size, ends)
         except ValueError as error:
             raise InputError(f"structured outputs: not with this tokenizer: {error}") from None
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._keeping = threading.Lock()
+        self._compiled = functools.lru_cache(KEPT)(self._compile)
 
     def compile(self, wanted: StructuredOutputs) -> "GrammarConstraint":
         """Make the constraint of one sequence. Raises `InputError` for a grammar that is wrong,
@@ -49,18 +47,10 @@ class GrammarCompiler:
         The latest `KEPT` are compiled once: an agent sends the same tools at every turn. They are
         told apart by their JSON, since to Python `true` equals 1, and properties have no order.
         """
-        written = wanted.model_dump_json()
-        with self._keeping:
-            matcher = self._kept.pop(written, None)
-        if matcher is None:
-            matcher = self._compiled(wanted)
-        with self._keeping:
-            self._kept[written] = matcher
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        return GrammarConstraint(matcher, self._vocab_size)
+        return GrammarConstraint(self._compiled(written(wanted)), self._vocab_size)
 
-    def _compiled(self, wanted: StructuredOutputs) -> "LLMatcher":
+    def _compile(self, text: str) -> "LLMatcher":
+        wanted = read(text)
         try:
             matcher = on_large_stack(lambda: self._matcher(wanted))
         except ValueError as error:

@@ -25,17 +25,18 @@ from peagle.dialects.markers import Markers
 from peagle.engine.engine import Engine
 from peagle.engine.request import RequestOutput
 from peagle.engine_client.client import EngineClient, EngineStepError
-from peagle.engine_client.form import Form, written
+from peagle.engine_client.form import Form
 from peagle.engine_client.process import EngineProcess
 from peagle.engine_client.source import EngineSource, local_engine
 from peagle.errors import ContextLengthError, InputError
-from peagle.grammar import lark_rule, refuse_added_tokens, refuse_costly
+from peagle.grammar import lark_rule, refuse_added_tokens, try_form, written
 from peagle.live_request import ChatTurn, LiveRequest, Prepared
 from peagle.models.chat_template import render_chat
 from peagle.models.generation_config import sampling_defaults
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
 from peagle.preparation import LARGE
+from peagle.sandbox import in_sandbox
 from peagle.schema import kept_form
 from peagle.speculation import DraftTotals
 from peagle.stop_strings import StopStrings
@@ -301,7 +302,7 @@ class LLM:
         endings = endings_of(params.bad_words, self.tokenizer, self.engine.vocab_size)
         grammar = None if wanted is None else written(wanted)
         if grammar is not None:
-            refuse_costly(grammar)
+            in_sandbox(try_form, grammar)  # refuses what is too complex
         form = Form(grammar, params.allowed_token_ids, endings, thoughts)
         if form.grammar is None and not form.has_rules and thoughts is None:
             return None
@@ -335,8 +336,7 @@ class LLM:
         Without it the first request that needs it waits, and others with it.
         """
         with contextlib.suppress(InputError):  # not installed, or no end of text: told when asked
-            refuse_costly(written(StructuredOutputs(regex="a")))  # starts its process
-            self.engine.build_grammars()
+            self._form(StructuredOutputs(regex="a"), SamplingParams(), None)
 
     def submit(self, prepared: Prepared, followed: bool = True) -> str:
         """Queue a request and return its id; `step` runs it.

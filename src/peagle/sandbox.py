@@ -5,6 +5,7 @@ and the process imports no more than the function's module does.
 """
 
 import contextvars
+import functools
 import importlib
 import json
 import os
@@ -33,6 +34,8 @@ within the one that names it, and a request may bring thousands."""
 SIZING_STACKS = threading.Lock()
 LOOK = 0.1
 """Seconds between two looks at whether anybody still waits."""
+REMEMBERED = 256
+"""Results: an agent sends the same schemas at every turn."""
 NICE = 5
 """Steps of an engine on a CPU go first."""
 LEFT: contextvars.ContextVar[threading.Event] = contextvars.ContextVar("LEFT")
@@ -123,6 +126,12 @@ def on_large_stack(work: Callable[[], T]) -> T:
 
 SANDBOX = Sandbox()
 """This process's own."""
+
+
+@functools.lru_cache(REMEMBERED)
+def in_sandbox(function: Callable[[str], T], text: str) -> T:
+    """As `Sandbox.call` of this process's own; the latest results are remembered."""
+    return SANDBOX.call(function, text)
 
 
 def _refuse_if_left() -> None:

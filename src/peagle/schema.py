@@ -6,15 +6,14 @@ exceptions are kept in mind: what depends on a keyword goes with it.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from peagle.config import StructuredOutputs
 from peagle.errors import InputError
 from peagle.grammar import complaint_about
-from peagle.sandbox import SANDBOX
+from peagle.sandbox import in_sandbox
 
 Path = tuple[str, ...]
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -35,8 +34,6 @@ FAULTS = (UNSATISFIABLE, "Invalid type")
 """How complaints begin about what is wrong with a schema, rather than beyond what grammars keep."""
 CHECKS = 2000
 """Most parts of a schema that are tried."""
-FITTED = 256
-"""Schemas that are remembered: an agent sends the same ones at every turn."""
 MOST_TOLD = 100
 """Keywords that the log names, each once."""
 log = logging.getLogger("peagle.schema")
@@ -58,9 +55,10 @@ def fit_schema(schema: Any) -> FittedSchema:
     One that compiles as it is stays as it is. Raises `InputError` when llguidance is missing.
     """
     try:
-        return _fitted(json.dumps(schema))
+        fitted, dropped = in_sandbox(fit_text, json.dumps(schema))
     except RecursionError:
         raise InputError("a JSON schema is nested too deep") from None
+    return FittedSchema(fitted, tuple(map(tuple, dropped)))
 
 
 def kept_schema(schema: Any, strict: bool, what: str) -> Any:
@@ -112,49 +110,35 @@ def _refuse_faults(schema: Any, what: str) -> None:
     if schema is True:
         return
     try:
-        why = _complaint(json.dumps(schema))
+        why = in_sandbox(complaint_about, json.dumps(schema))
         if why is not None and why.startswith(UNSATISFIABLE):  # formats only annotate
-            why = _complaint(json.dumps(_without_formats(schema)))
+            why = in_sandbox(complaint_about, json.dumps(_without_formats(schema)))
     except RecursionError:
         raise InputError("a JSON schema is nested too deep") from None
     if why is not None and why.startswith(FAULTS):
         raise InputError(f"{what}: the JSON schema is wrong: {why}")
 
 
-def _without_formats(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_without_formats(part) for part in schema]
+def _without_formats(schema: Any, path: Path = ()) -> Any:
     if not isinstance(schema, dict):
         return schema
-    kept = {key: value for key, value in schema.items() if key != "format" or _is_schema(value)}
-    return {key: _without_formats(value) for key, value in kept.items()}
+    kept = {key: value for key, value in schema.items() if key != "format"}
+    return {key: within(key, value, _without_formats) for key, value in kept.items()}
 
 
-def _is_schema(value: Any) -> bool:
-    """Whether it is a property's schema, called as a keyword is."""
-    return isinstance(value, dict | bool)
-
-
-@lru_cache(FITTED)
-def _complaint(text: str) -> str | None:
-    return SANDBOX.call(complaint_about_text, text)
-
-
-def complaint_about_text(text: str) -> str | None:
-    """As `complaint_about`, of a schema in JSON."""
-    return complaint_about(json.loads(text))
+def within(key: str, value: Any, change: Callable[[Any, Path], Any], path: Path = ()) -> Any:
+    """A keyword's value with each schema in it changed, of which `change` gets the path, too."""
+    if key in MAPS and isinstance(value, dict):
+        return {name: change(part, (*path, name)) for name, part in value.items()}
+    if key in LISTS and isinstance(value, list):
+        return [change(part, (*path, str(place))) for place, part in enumerate(value)]
+    return change(value, path) if key in SCHEMAS and isinstance(value, dict) else value
 
 
 def _tell(keyword: str) -> None:
     if keyword not in _told and len(_told) < MOST_TOLD:
         _told.add(keyword)
         log.warning(f"no grammar can keep {keyword[:64]!r} of a JSON schema; it is left out")
-
-
-@lru_cache(FITTED)
-def _fitted(text: str) -> FittedSchema:
-    fitted, dropped = SANDBOX.call(fit_text, text)
-    return FittedSchema(fitted, tuple(map(tuple, dropped)))
 
 
 def fit_text(text: str) -> tuple[Any, list[Path]]:
@@ -190,47 +174,26 @@ class _Fitter:
         if "$ref" in schema and "$ref" not in kept:
             return {}  # what stands beside it may have had no effect
         lost = schema.keys() - kept.keys()
-        if "patternProperties" in kept and len(kept["patternProperties"]) < len(
-            schema["patternProperties"]
-        ):
-            lost |= {"patternProperties"}
+        patterns = "patternProperties"
+        if patterns in kept and len(kept[patterns]) < len(schema[patterns]):
+            lost |= {patterns}
         return self._together(self._without(kept, lost, path), path)
 
     def _keyword(self, key: str, value: Any, path: Path) -> dict[str, Any]:
         """A keyword that compiles alone, or nothing."""
-        if key in MAPS and isinstance(value, dict):
-            parts = {name: self.fit(part, (*path, name)) for name, part in value.items()}
-            if key == "patternProperties":
-                parts = dict(self._patterns(parts, path))
-            return self._if_compiles({key: parts}, path)
-        if key in LISTS and isinstance(value, list) and value:
-            items = [self.fit(part, (*path, str(n))) for n, part in enumerate(value)]
-            if key == "oneOf":
-                return self._alternatives(value, items, path)
-            return self._if_compiles({key: items}, path)
-        if key in SCHEMAS and isinstance(value, dict):
-            return self._if_compiles({key: self.fit(value, path)}, path)
+        fitted = within(key, value, self.fit, path)
+        if key == "patternProperties" and isinstance(fitted, dict):
+            wrong = {name for name in fitted if not self._compiles({key: {name: True}})}
+            for name in sorted(wrong):
+                self._drop((*path, name))
+            fitted = {name: part for name, part in fitted.items() if name not in wrong}
         if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        return self._if_compiles({key: value}, path)
-
-    def _patterns(self, parts: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Any]]:
-        """Schemas by the patterns of names that compile."""
-        for pattern, part in parts.items():
-            if self._compiles({"patternProperties": {pattern: True}}):
-                yield pattern, part
-            else:
-                self._drop((*path, pattern))
-
-    def _alternatives(self, given: list[Any], parts: list[Any], path: Path) -> dict[str, Any]:
-        """`oneOf`, or `anyOf` where its schemas may overlap: they do more once they are weaker."""
-        if parts == given and self._compiles({"oneOf": parts}):
-            return {"oneOf": parts}
-        self._drop(path)
-        return {"anyOf": parts} if self._compiles({"anyOf": parts}) else {}
-
-    def _if_compiles(self, keyword: dict[str, Any], path: Path) -> dict[str, Any]:
-        return keyword if self._compiles(keyword) else self._drop(path)
+            fitted = int(value)
+        if self._compiles({key: fitted}) and not (key == "oneOf" and fitted != value):
+            return {key: fitted}
+        self._drop(path)  # weaker schemas may overlap, so that `oneOf` would ask for more
+        either = {"anyOf": fitted}
+        return either if key == "oneOf" and self._compiles(either) else {}
 
     def _drop(self, path: Path) -> dict[str, Any]:
         self.dropped.append(path)

@@ -5,11 +5,11 @@ import socket
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peagle import grammar
 from peagle.config import SamplingParams, StructuredOutputs
 from peagle.engine.engine import EngineStats
 from peagle.engine.request import Beginning, RequestOutput
 from peagle.engine.step import TokenLogprobs
-from peagle.engine_client import form
 from peagle.engine_client.messages import (
     IN_FRONT,
     Channel,
@@ -53,7 +53,7 @@ def test_sampling_parameters(values):
 def test_schemas(schema):
     """Where 1 is not true, and properties keep their order."""
     wanted = StructuredOutputs(json=schema)
-    read = form.read(form.written(wanted))
+    read = grammar.read(grammar.written(wanted))
     assert read == wanted
     assert repr(read.json_schema) == repr(schema)
 

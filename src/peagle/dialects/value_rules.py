@@ -7,7 +7,8 @@ from typing import Any
 
 from peagle.dialects.argument_schema import ANY, Argument, ArgumentSchema, Option
 from peagle.dialects.tools import Tool
-from peagle.grammar import lark_pattern
+from peagle.grammar import whole_pattern
+from peagle.sandbox import in_sandbox
 
 NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 NOT_KEPT = ("patternProperties", "minProperties", "maxProperties", "anyOf")
@@ -61,8 +62,8 @@ def text_terminal(option: Option, tool: Tool) -> str:
         parts.append(f"({' | '.join(texts)})")
     elif option.given("format"):
         tool.leave_out("format")
-    for pattern in map(lark_pattern, option.given("pattern")):
-        if pattern is None:
+    for given in option.given("pattern"):
+        if (pattern := in_sandbox(whole_pattern, given)) is None:
             tool.leave_out("pattern")
         else:
             parts.append(pattern)

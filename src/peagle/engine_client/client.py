@@ -17,8 +17,8 @@ class EngineStepError(Exception):
 class EngineClient(ABC):
     """Requests in, outputs out, all of it plain data.
 
-    One thread adds, aborts and steps; any thread may call `compile`, `build_grammars` and `wake`,
-    and read the facts and stats.
+    One thread adds, aborts and steps; any thread may call `compile` and `wake`, and read the
+    facts and stats.
     """
 
     in_process: ClassVar[bool]
@@ -63,13 +63,6 @@ class EngineClient(ABC):
     @abstractmethod
     def kill(self) -> None:
         """End what runs elsewhere at once, whatever it does; from any thread."""
-
-    @abstractmethod
-    def build_grammars(self) -> None:
-        """Make what structured outputs need, for which the first of them would wait.
-
-        Raises `InputError` where they are not possible.
-        """
 
     @abstractmethod
     def compile(self, form: Form) -> None:

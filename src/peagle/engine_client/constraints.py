@@ -3,10 +3,10 @@
 import threading
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from peagle.engine.constraint import Constraint
-from peagle.engine_client.form import Form, read
+from peagle.engine_client.form import Form
+from peagle.grammar import read
 from peagle.grammar_compiler import GrammarCompiler
 from peagle.token_rules import ThoughtBudget, TokenRules
 
@@ -18,25 +18,12 @@ class Constraints:
         self._tokenizer, self._vocab_size, self._end_tokens = tokenizer, vocab_size, end_tokens
         self._making = threading.Lock()
         self._compiler: GrammarCompiler | None = None
-        self._made: WeakKeyDictionary[Form, Constraint] = WeakKeyDictionary()
-        """Those that `compile` made and nobody took yet."""
 
-    def build(self) -> None:
-        """Make what grammars need of the tokenizer, which takes seconds for a large one.
+    def make(self, form: Form) -> Constraint:
+        """The constraint of one sequence. Raises `InputError` for an impossible form.
 
-        Raises `InputError` where there can be no grammars.
+        What grammars need of the tokenizer takes seconds for a large one, once.
         """
-        self._grammars()
-
-    def compile(self, form: Form) -> None:
-        """Make a form's constraint ahead, for `take`. Raises `InputError` for an impossible one."""
-        self._made[form] = self._of(form)
-
-    def take(self, form: Form) -> Constraint:
-        """The constraint of one sequence. Raises `InputError` as `compile` does."""
-        return self._made.pop(form, None) or self._of(form)
-
-    def _of(self, form: Form) -> Constraint:
         bound: Constraint | None = None
         if form.grammar is not None:
             bound = self._grammars().compile(read(form.grammar))

@@ -1,9 +1,7 @@
 """What an output must keep to, as plain data: a request carries it to wherever the engine is."""
 
-import json
 from dataclasses import dataclass
 
-from peagle.config import StructuredOutputs
 from peagle.token_rules import ThoughtSpan
 
 
@@ -25,13 +23,3 @@ class Form:
     def has_rules(self) -> bool:
         """Whether single tokens are ruled out."""
         return self.allowed is not None or bool(self.endings)
-
-
-def written(wanted: StructuredOutputs) -> str:
-    """The source of a grammar. In ASCII, since a schema may hold halves of surrogate pairs."""
-    return json.dumps(wanted.model_dump(exclude_defaults=True))
-
-
-def read(grammar: str) -> StructuredOutputs:
-    """The form that `written` wrote."""
-    return StructuredOutputs(**json.loads(grammar))

@@ -44,16 +44,13 @@ class LocalEngine(EngineClient):
         self._watchdog = Watchdog(self.core, give_up)
         self._watchdog.start()
 
-    def build_grammars(self) -> None:
-        self.constraints.build()
-
     def compile(self, form: Form) -> None:
-        self.constraints.compile(form)
+        self.constraints.make(form)
 
     def add(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, form: Form | None
     ) -> None:
-        constraint = None if form is None else self.constraints.take(form)
+        constraint = None if form is None else self.constraints.make(form)
         self.core.add(request_id, prompt, params, constraint)
 
     def abort(self, request_id: str, reason: str = "abort") -> None:

@@ -16,24 +16,9 @@ import torch
 
 from peagle.engine.engine import EngineDeadError
 from peagle.engine.request import RequestOutput
+from peagle.engine_client import messages
 from peagle.engine_client.local import LocalEngine
-from peagle.engine_client.messages import (
-    Abort,
-    Add,
-    Answered,
-    Beat,
-    BuildGrammars,
-    Channel,
-    Compile,
-    Envelope,
-    Failed,
-    Open,
-    Ready,
-    Refused,
-    Stepped,
-    ToEngine,
-    read_params,
-)
+from peagle.engine_client.messages import Channel, Envelope, ToEngine, read_params
 from peagle.engine_client.source import EngineSource
 from peagle.engine_client.watchdog import Watchdog
 from peagle.errors import InputError
@@ -52,14 +37,14 @@ def serve(descriptor: int) -> int:
     """
     channel: Channel[ToEngine] = Channel(descriptor, ToEngine)
     opened = channel.receive()
-    assert isinstance(opened, Open), "nothing runs before it is loaded"
+    assert isinstance(opened, messages.Open), "nothing runs before it is loaded"
     loop = EngineLoop(channel)
     threading.Thread(target=_read, args=(channel, loop), name="peagle-reader", daemon=True).start()
     try:
         try:
             engine = _load(opened)
         except InputError as error:
-            channel.send(Refused(str(error)))
+            channel.send(messages.Refused(str(error)))
             return 1
         loop.open(engine)
         return loop.run()
@@ -68,7 +53,7 @@ def serve(descriptor: int) -> int:
         return 1
 
 
-def _load(opened: Open) -> LocalEngine:
+def _load(opened: messages.Open) -> LocalEngine:
     torch.set_num_threads(opened.threads)
     source = EngineSource(**json.loads(opened.source))
     engine = source.load(load_tokenizer(Path(source.target)))
@@ -105,21 +90,19 @@ class EngineLoop:
         """Run this engine. Messages come only afterwards."""
         self._engine, self._core = engine, engine.core
         self._told = engine.stats
-        self._channel.send(Ready(engine.facts, engine.stats))
+        self._channel.send(messages.Ready(engine.facts, engine.stats))
 
     def take(self, message: ToEngine) -> None:
         """Do what a message asks for, or have it done; steps wait for no grammar."""
         constraints = self._engine.constraints
         match message:
-            case BuildGrammars(call):
-                self._compiling.submit(self._answer, call, constraints.build)
-            case Compile(call, form):
-                self._compiling.submit(self._answer, call, partial(constraints.compile, form))
-            case Add(request_id, prompt, params, form):
-                constraint = None if form is None else constraints.take(form)
+            case messages.Compile(call, form):
+                self._compiling.submit(self._answer, call, partial(constraints.make, form))
+            case messages.Add(request_id, prompt, params, form):
+                constraint = None if form is None else constraints.make(form)
                 ready = (request_id, prompt, read_params(params), constraint)
                 self._asked.put(partial(self._core.add, *ready))
-            case Abort(request_id, reason):
+            case messages.Abort(request_id, reason):
                 self._asked.put(partial(self._core.abort, request_id, reason))
 
     def run(self) -> int:
@@ -150,28 +133,28 @@ class EngineLoop:
         """Let the one in front know that this process has turns, unless it reads nothing."""
         if not self._channel.is_full:
             with contextlib.suppress(OSError):  # the reader's thread ends the process
-                self._channel.send(Beat(self._engine.step_age))
+                self._channel.send(messages.Beat(self._engine.step_age))
 
     def _tell(self, outputs: list[RequestOutput]) -> None:
         self._told = self._core.stats
-        self._channel.send(Stepped(outputs, self._told))
+        self._channel.send(messages.Stepped(outputs, self._told))
 
     def _abort_all(self) -> None:
         for request_id in list(self._core.scheduler.requests):
             self._core.abort(request_id)
 
-    def _answer(self, call: int, work: Callable[[], None]) -> None:
+    def _answer(self, call: int, work: Callable[[], object]) -> None:
         """Do some work and answer the call for it."""
-        answer: Envelope = Answered(call)
+        answer: Envelope = messages.Answered(call)
         try:
             work()
         except InputError as error:
-            answer = Answered(call, complaint=str(error))
+            answer = messages.Answered(call, complaint=str(error))
         except Exception as error:
-            answer = Answered(call, failed=_failed(error))
+            answer = messages.Answered(call, failed=_failed(error))
         self._channel.send(answer)
 
 
-def _failed(error: Exception, dead: bool = False) -> Failed:
+def _failed(error: Exception, dead: bool = False) -> messages.Failed:
     name = type(error).__name__
-    return Failed(f"{name}: {error}", "".join(traceback.format_exception(error)), dead)
+    return messages.Failed(f"{name}: {error}", "".join(traceback.format_exception(error)), dead)

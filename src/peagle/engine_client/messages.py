@@ -48,12 +48,6 @@ class Open(Envelope, frozen=True):
     """Of torch on the CPU."""
 
 
-class BuildGrammars(Envelope, frozen=True):
-    """As the method of `EngineClient`; to be `Answered`."""
-
-    call: int
-
-
 class Compile(Envelope, frozen=True):
     """As the method of `EngineClient`; to be `Answered`."""
 
@@ -124,7 +118,7 @@ class Answered(Envelope, frozen=True):
     """Of any other exception."""
 
 
-ToEngine = Open | BuildGrammars | Compile | Add | Abort
+ToEngine = Open | Compile | Add | Abort
 FromEngine = Ready | Refused | Stepped | Beat | Failed | Answered
 Received = TypeVar("Received")
 

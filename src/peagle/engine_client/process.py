@@ -22,25 +22,10 @@ import torch
 from peagle.config import SamplingParams
 from peagle.engine.engine import EngineDeadError, EngineStats
 from peagle.engine.request import RequestOutput
+from peagle.engine_client import messages
 from peagle.engine_client.client import EngineClient, EngineStepError
 from peagle.engine_client.form import Form
-from peagle.engine_client.messages import (
-    Abort,
-    Add,
-    Answered,
-    Beat,
-    BuildGrammars,
-    Channel,
-    Compile,
-    Envelope,
-    Failed,
-    FromEngine,
-    Open,
-    Ready,
-    Refused,
-    Stepped,
-    written_params,
-)
+from peagle.engine_client.messages import Channel, Envelope, FromEngine, written_params
 from peagle.engine_client.source import EngineSource
 from peagle.errors import InputError
 
@@ -69,8 +54,8 @@ class RemoteTracebackError(Exception):
 class EngineProcess(EngineClient):
     """Starts a process, which loads the engine of a source and runs its steps without being asked.
 
-    `compile` and `build_grammars` wait until another thread's `step` brings the answer. Raises
-    `InputError` as `EngineSource.load` does.
+    `compile` waits until another thread's `step` brings the answer. Raises `InputError` as
+    `EngineSource.load` does.
     """
 
     in_process = False
@@ -85,12 +70,12 @@ class EngineProcess(EngineClient):
         self._running: set[str] = set()
         self._calling = threading.Lock()
         self._numbers = itertools.count()
-        self._calls: dict[int, Future[Answered]] = {}
+        self._calls: dict[int, Future[messages.Answered]] = {}
         self._ended = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._channel, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._send(Open(json.dumps(source.model_dump()), torch.get_num_threads()))
+        self._send(messages.Open(json.dumps(source.model_dump()), torch.get_num_threads()))
         try:
             ready = self._loaded()
         except BaseException:
@@ -128,23 +113,33 @@ class EngineProcess(EngineClient):
     def watch(self, give_up: Callable[[], object]) -> None:
         """Nothing: the process watches itself, and `step` whether it is heard."""
 
-    def build_grammars(self) -> None:
-        self._call(BuildGrammars)
-
     def compile(self, form: Form) -> None:
-        if form.grammar is not None:  # rules for single tokens cannot be wrong
-            self._call(lambda number: Compile(number, form))
+        if form.grammar is None:
+            return  # rules for single tokens cannot be wrong
+        answer: Future[messages.Answered] = Future()
+        with self._calling:
+            if self._ended:
+                raise EngineDeadError("the engine's process has ended")
+            number = next(self._numbers)
+            self._calls[number] = answer
+        self._send(messages.Compile(number, form))
+        answered = answer.result()
+        if answered.complaint is not None:
+            raise InputError(answered.complaint)
+        if answered.failed is not None:
+            failed = answered.failed
+            raise EngineStepError(failed.error) from RemoteTracebackError(failed.traceback)
 
     def add(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, form: Form | None
     ) -> None:
         self._running.add(request_id)
-        self._send(Add(request_id, list(prompt), written_params(params), form))
+        self._send(messages.Add(request_id, list(prompt), written_params(params), form))
 
     def abort(self, request_id: str, reason: str = "abort") -> None:
         if request_id in self._running:
             self._running.remove(request_id)
-            self._send(Abort(request_id, reason))
+            self._send(messages.Abort(request_id, reason))
 
     def step(self) -> list[RequestOutput]:
         """Wait for the outputs of steps, all that have come; there are none after `wake`, nor after
@@ -161,7 +156,7 @@ class EngineProcess(EngineClient):
             except (EOFError, OSError):
                 raise EngineDeadError(f"the engine's process ended: {self._end()}") from None
         outputs: list[RequestOutput] = []
-        while self._come and not (outputs and isinstance(self._come[0], Failed)):
+        while self._come and not (outputs and isinstance(self._come[0], messages.Failed)):
             outputs += self._take(self._come.popleft())
         return outputs
 
@@ -190,14 +185,14 @@ class EngineProcess(EngineClient):
     def _take(self, message: FromEngine) -> list[RequestOutput]:
         self._heard, self._age = time.monotonic(), 0.0
         match message:
-            case Beat(age):
+            case messages.Beat(age):
                 self._age = age
-            case Stepped(outputs, stats):
+            case messages.Stepped(outputs, stats):
                 self._stats = stats
                 return self._wanted(outputs)
-            case Answered(number):
+            case messages.Answered(number):
                 self._calls.pop(number).set_result(message)
-            case Failed(error, traceback, dead):
+            case messages.Failed(error, traceback, dead):
                 kind = EngineDeadError if dead else EngineStepError
                 raise kind(error) from RemoteTracebackError(traceback)
             case _:
@@ -212,35 +207,19 @@ class EngineProcess(EngineClient):
                 self._running.remove(output.request_id)
         return wanted
 
-    def _loaded(self) -> Ready:
+    def _loaded(self) -> messages.Ready:
         try:
             message = self._channel.receive()
         except (EOFError, OSError):
             raise InputError(f"the engine's process ended while it loaded: {self._end()}") from None
         match message:
-            case Ready():
+            case messages.Ready():
                 return message
-            case Refused(complaint):
+            case messages.Refused(complaint):
                 raise InputError(complaint)
-            case Failed(error, traceback):
+            case messages.Failed(error, traceback):
                 raise EngineDeadError(error) from RemoteTracebackError(traceback)
         raise AssertionError("before it is loaded an engine does nothing")
-
-    def _call(self, message: Callable[[int], Envelope]) -> None:
-        """Send what is answered, and wait for the answer."""
-        answer: Future[Answered] = Future()
-        with self._calling:
-            if self._ended:
-                raise EngineDeadError("the engine's process has ended")
-            number = next(self._numbers)
-            self._calls[number] = answer
-        self._send(message(number))
-        answered = answer.result()
-        if answered.complaint is not None:
-            raise InputError(answered.complaint)
-        if answered.failed is not None:
-            failed = answered.failed
-            raise EngineStepError(failed.error) from RemoteTracebackError(failed.traceback)
 
     def _send(self, message: Envelope) -> None:
         try:
