@@ -198,7 +198,7 @@ class ChatConfig(Config):
     """How the target writes thoughts; unset, its tokenizer and template tell."""
 
 
-METHODS = ("eagle3", "mtp", "ngram")
+METHODS = ("eagle3", "dflash", "mtp", "ngram")
 MTP_NAMES = ("mtp", "qwen3_5_mtp")
 """vLLM's names of a target's own head, the newer first."""
 PROPOSERS = "peagle.proposers"
@@ -245,10 +245,10 @@ class SpeculativeConfig(Config):
     """
 
     method: str = "eagle3"
-    """eagle3, whichever kind the drafter is of; mtp, the target's own head; ngram; or a proposer of
-    another package, by the name of its entry point."""
+    """eagle3, whichever kind the drafter is of; dflash, which a head's files say, too; mtp, the
+    target's own head; ngram; or a proposer of another package, by the name of its entry point."""
     model: str | None = None
-    """The drafter's directory or hub id; for eagle3 alone."""
+    """The drafter's directory or hub id; for eagle3 and dflash."""
     revision: str | None = None
     """The hub's branch, tag or commit of the drafter."""
     num_speculative_tokens: PositiveInt | None = None
@@ -285,9 +285,11 @@ class SpeculativeConfig(Config):
             self._leave_out(
                 {"model", "revision", "parallel_drafting", "quantization"}, "is the target's own"
             )
+        elif self.method == "dflash":
+            self._leave_out({"parallel_drafting"}, "has one pass")
         elif self.method != "eagle3":
             self._check_without_drafter()
-        elif self.model is None:
+        if self.model is None and self.method in ("eagle3", "dflash"):
             raise ValueError("model is missing: give the drafter's directory or hub id")
         lengths = self.lookup
         if self.num_tree_nodes and (lengths or self.synthetic_acceptance_rates):

@@ -24,8 +24,10 @@ from peagle.drafters.correction import (
     selector_rules,
     selector_tensors,
 )
+from peagle.drafters.dflash import BlockConfig, BlockModel
 from peagle.drafters.kind import PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, DraftModel
+from peagle.drafters.network import Network
 from peagle.drafters.quantization import quantize
 from peagle.drafters.vocabulary import doubts, membership
 from peagle.errors import InputError
@@ -116,7 +118,7 @@ def read_drafter(
     with torch.device("meta"):
         model = DraftModel(config, max_length or target.max_length)
     shared = shared_tensors(config, target.spec, tensors)
-    _attach_shared(model, target, shared)
+    attach_shared(model, target, shared)
     dtype, device = target.embed.weight.dtype, target.embed.weight.device
     rules = [rule.as_stored(tensors) for rule in drafter_rules(config, shared)]
     ignored = [D2T, T2D]
@@ -195,7 +197,7 @@ def tap_doubts(config: DrafterConfig) -> list[str]:
 
 
 def shared_tensors(
-    config: DrafterConfig, target: DecoderSpec, tensors: Mapping[str, Tensor]
+    config: DrafterConfig | BlockConfig, target: DecoderSpec, tensors: Mapping[str, Tensor]
 ) -> frozenset[str]:
     """The tensors that come from the target: embeddings and head, if absent and of its sizes."""
     shared = set()
@@ -207,7 +209,8 @@ def shared_tensors(
     return frozenset(shared)
 
 
-def _attach_shared(model: DraftModel, target: Decoder, shared: frozenset[str]) -> None:
+def attach_shared(model: Network, target: Decoder, shared: frozenset[str]) -> None:
+    """Give a drafter what is its target's."""
     if EMBEDDINGS in shared:
         model.embed = target.embed
     if HEAD in shared:
@@ -223,7 +226,7 @@ def head_for_drafts(target: Decoder) -> Linear:
     return head
 
 
-def attach_vocabulary(model: DraftModel, tensors: Mapping[str, Tensor]) -> None:
+def attach_vocabulary(model: DraftModel | BlockModel, tensors: Mapping[str, Tensor]) -> None:
     """Give a drafter its map to target ids. Raises `InputError` when d2t is missing or wrong."""
     d2t = tensors.get(D2T)
     if not model.config.reduced_vocabulary:
@@ -249,7 +252,7 @@ def vocabulary_doubts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> l
     return doubts(tensors[D2T], tensors.get(T2D), config.transformer.vocab_size)
 
 
-def _maps_every_draft_id(d2t: Tensor, config: DrafterConfig) -> bool:
+def _maps_every_draft_id(d2t: Tensor, config: DrafterConfig | BlockConfig) -> bool:
     if tuple(d2t.shape) != (config.draft_vocab_size,):
         return False
     ids = d2t.to(torch.int64) + torch.arange(len(d2t))

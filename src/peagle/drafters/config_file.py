@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from peagle.drafters.correction import read_selector_config
+from peagle.drafters.dflash import BlockConfig
 from peagle.drafters.kind import EAGLE3, PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, default_taps
 from peagle.errors import InputError
@@ -186,7 +187,7 @@ def _mask_token_id(values: Mapping[str, Any]) -> int | None:
 
 
 def config_problems(
-    config: DrafterConfig,
+    config: DrafterConfig | BlockConfig,
     target: DecoderSpec,
     taps_key: str = TAPS_KEY,
     mask_key: str = "pard_token and ptd_token_id",

@@ -3,9 +3,12 @@
 import torch
 from torch import Tensor
 
+from peagle.drafters.dflash import BlockModel
 from peagle.drafters.network import Network
 from peagle.drafters.proposer import Hidden
+from peagle.models.decoder import Attention
 from peagle.models.fused import AttendProduct, FusedLayers
+from peagle.ops import residual
 from peagle.ops.cycle_state import DraftInputs
 from peagle.ops.norm import rms_norm
 from peagle.ops.products.normed import Normed
@@ -42,3 +45,39 @@ class FusedDrafter:
         scaled = rms_norm(features, norms.hidden_weight, norms.eps)
         stream = scaled if norms.before_residual else features
         return self.model.begin(torch.cat((embedded, scaled), dim=-1), stream)
+
+
+class FusedBlock(FusedDrafter):
+    """The same of a DFlash head. Its layers run one product after another: features take the place
+    of known positions' inputs in each."""
+
+    model: BlockModel
+
+    def run(self, inputs: DraftInputs, attend: AttendProduct) -> Hidden:
+        """As `FusedDrafter`."""
+        assert inputs.newest is not None, "a block begins with the newest token"
+        model, slots = self.model, inputs.reads[:, 1:]
+        anchors = model.embedded(inputs.newest)
+        x = inputs.stream.index_copy(0, slots[:, 0], anchors)
+
+        def mix(index: int, attention: Attention, x: Tensor) -> Tensor:
+            attended = attend(index, self._product(attention, x), self.layers.specs[index])
+            return residual.linear(Normed(attended, None, attention.eps), attention.out)
+
+        read = inputs.reads[:, model.unread :].flatten()
+        stream = model.over(x, slots, mix).index_select(0, read)
+        return Hidden(stream, residual.normed(stream, model.readout.norm))
+
+    def fill(self, following: Tensor, features: Tensor, attend: AttendProduct) -> None:
+        """As `FusedDrafter`, whatever follows."""
+        for index, layer in enumerate(self.model.blocks):
+            attention = layer.attention
+            attend(index, self._product(attention, features), self.layers.specs[index])
+
+    def _product(self, attention: Attention, x: Tensor) -> Tensor:
+        return residual.linear(Normed(x, None, attention.eps), attention.qkv)
+
+
+def fused_drafter(model: Network) -> FusedDrafter:
+    """The fast twin of a network."""
+    return FusedBlock(model) if isinstance(model, BlockModel) else FusedDrafter(model)

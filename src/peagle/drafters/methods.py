@@ -8,8 +8,10 @@ import torch
 from peagle.config import SpeculativeConfig
 from peagle.drafters.beside import Beside
 from peagle.drafters.checkpoint import load_drafter
+from peagle.drafters.dflash import DFlash
+from peagle.drafters.dflash_checkpoint import is_dflash, load_dflash
 from peagle.drafters.drafter import Drafter
-from peagle.drafters.kind import PEAGLE, kind_asked
+from peagle.drafters.kind import DFLASH, PEAGLE, Kind, kind_asked
 from peagle.drafters.lookup import BESIDE_PRICE, PRICE, Lookup
 from peagle.drafters.mtp import load_mtp
 from peagle.drafters.network import Network
@@ -17,13 +19,17 @@ from peagle.drafters.outside import load_outside
 from peagle.drafters.peagle import PEagle
 from peagle.drafters.proposer import Proposer
 from peagle.drafters.sequential import SequentialDrafter
+from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 from peagle.models.weights import model_directory
+
+DRAFTERS: dict[Kind, type[Drafter]] = {PEAGLE: PEagle, DFLASH: DFlash}
+"""What runs a network by its kind, where that is no sequential drafter."""
 
 
 def drafter_for(model: Network) -> Drafter:
     """The drafter that runs a model, by its configuration."""
-    return PEagle(model) if model.config.kind is PEAGLE else SequentialDrafter(model)
+    return DRAFTERS.get(model.config.kind, SequentialDrafter)(model)
 
 
 def load_network(speculation: SpeculativeConfig, directory: Path, target: Decoder) -> Network:
@@ -34,6 +40,8 @@ def load_network(speculation: SpeculativeConfig, directory: Path, target: Decode
     if speculation.model is None:
         return load_mtp(directory, target)
     place = model_directory(speculation.model, revision=speculation.revision)
+    if speculation.method == DFLASH.method or is_dflash(place):
+        return load_dflash(place, target, speculation.quantization)
     kind = kind_asked(speculation.parallel_drafting)
     return load_drafter(place, target, kind, speculation.quantization)
 
@@ -59,6 +67,9 @@ def proposer_for(
         return Lookup(*lengths, device, PRICE), k
     model = load(speculation)
     drafter, k = drafter_for(model), k or model.config.default_k
+    most = model.config.most_tokens
+    if most is not None and k > most:
+        raise InputError(f"num_speculative_tokens {k} is above the {most} of its blocks; lower it")
     if lengths is None:
         return drafter, k
     return Beside(Lookup(*lengths, device, BESIDE_PRICE), drafter), k

@@ -177,7 +177,7 @@ class DraftModel(Network):
         self.register_buffer("rotations", table, persistent=False)
 
     @property
-    def blocks(self) -> Sequence[nn.Module]:
+    def blocks(self) -> Sequence[Any]:
         """As `Network`."""
         return (self.first, *self.rest)
 
@@ -210,7 +210,12 @@ class DraftModel(Network):
         return projected
 
     def forward(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        slots: Tensor | None = None,
     ) -> Tensor:
         """As `Network`."""
         return self.layers(self.embed(tokens).to(features.dtype), features, positions, attend)

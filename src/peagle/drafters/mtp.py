@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from peagle.drafters.checkpoint import head_for_drafts
 from peagle.drafters.kind import MTP, Kind
@@ -84,7 +84,7 @@ class MTPHead(Network):
         self.rotations, _ = target.rope.of_layers()[next(iter(target.spec.attention))]
 
     @property
-    def blocks(self) -> Sequence[nn.Module]:
+    def blocks(self) -> Sequence[Any]:
         """As `Network`."""
         return (self.layer,)
 
@@ -110,7 +110,12 @@ class MTPHead(Network):
         return residual.normed(features, self.target_norm).x
 
     def forward(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        slots: Tensor | None = None,
     ) -> Tensor:
         """As `Network`."""
         embedded = self.embedding_norm(self.embed(tokens))

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -38,6 +39,11 @@ class NetworkConfig(ABC):
         return self.trained_tokens or self.kind.default_k
 
     @property
+    def most_tokens(self) -> int | None:
+        """The largest K that it can draft; None: any."""
+        return None
+
+    @property
     def feature_size(self) -> int:
         """Width of a target feature before it is projected."""
         return len(self.taps) * self.target_hidden_size
@@ -53,10 +59,12 @@ class Network(nn.Module, ABC):
     readout: Readout
     rotations: Tensor
     """[positions, 2, width] of `rope_table`."""
+    unread = 0
+    """How many of the rows from a request's newest known one on come before those of drafts."""
 
     @property
     @abstractmethod
-    def blocks(self) -> Sequence[nn.Module]:
+    def blocks(self) -> Sequence[Any]:
         """The draft layers."""
 
     @abstractmethod
@@ -77,12 +85,18 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        slots: Tensor | None = None,
     ) -> Tensor:
         """Run rows through the draft layers.
 
-        tokens, positions: [rows]; features: projected, [rows, hidden_size]. Returns the residual
-        stream [rows, hidden_size] before the final norm.
+        tokens, positions: [rows]; features: projected, [rows, hidden_size]; slots: [requests,
+        masks] the places of mask slots; None: there are none. Returns the residual stream [rows,
+        hidden_size] before the final norm.
         """
 
     @abstractmethod

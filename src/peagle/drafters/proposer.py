@@ -96,6 +96,11 @@ class ProposerRows(Protocol):
         """The requests' texts; only for a proposer that needs the history."""
         ...
 
+    @property
+    def newest(self) -> Tensor:
+        """[requests] the newest token of each; only for a proposer with a network."""
+        ...
+
     def unbranched(self) -> Tensor:
         """[requests] which of the requests' drafts must be a chain, though they may branch."""
         ...

@@ -16,6 +16,7 @@ from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
 from peagle.ops.race import Race
+from peagle.ops.softcap import softcap
 
 CANDIDATES = 16
 """Drafts of each slot that take part in a draw or may be nodes, where there is no selector."""
@@ -31,9 +32,13 @@ class Readout(nn.Module):
         self.norm = RMSNorm(shape.hidden_size, shape.norm.eps)
         self.head = Linear(shape.hidden_size, draft_vocab_size)
         self.selector = selector
+        self.logit_scale, self.softcap = 1.0, None
         offsets = torch.zeros(draft_vocab_size, dtype=torch.int64, device="cpu")
         self.register_buffer("d2t", offsets, persistent=False)
 
+    logit_scale: float
+    softcap: float | None
+    """What logits are multiplied by, and then capped at, before they are compared with others."""
     d2t: Tensor
     """[draft_vocab_size] target id = draft id + d2t[draft id]; zeros for the whole vocabulary."""
 
@@ -44,8 +49,10 @@ class Readout(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Residual stream [rows, hidden_size] -> logits [rows, draft_vocab_size]."""
-        scores: Tensor = self.head(self.norm(hidden))
-        return scores
+        return self._scaled(self.head(self.norm(hidden)))
+
+    def _scaled(self, logits: Tensor) -> Tensor:
+        return softcap(logits if self.logit_scale == 1 else logits * self.logit_scale, self.softcap)
 
     def candidates(
         self, logits: Tensor, race: Race | None = None, depth: int = 0, whole: bool = True
@@ -72,17 +79,24 @@ class Readout(nn.Module):
         added = self.selector(gates, previous.clamp(min=0)[:, None], found.ids)[:, 0]
         return found, found.scores + added.float() * (previous >= 0)[:, None]
 
-    def draft(self, hidden: Normed, slots: int, race: Race | None = None, depth: int = 0) -> Tensor:
+    def draft(
+        self,
+        hidden: Normed,
+        slots: int,
+        race: Race | None = None,
+        depth: int = 0,
+        before: Tensor | None = None,
+    ) -> Tensor:
         """Drafts of consecutive slots, one behind another: [requests, slots] target ids.
 
         hidden: [requests * slots, hidden_size] under the final norm; race: the draws that they are
-        for, None for the most likely drafts; depth: that of the first slot. The first draft of a
-        cycle is never corrected: its slot has read the token before.
+        for, None for the most likely drafts; depth: that of the first slot; before: [requests] the
+        token before the first slot; None: the slot has read it, so that its draft is not corrected.
         """
         if self.selector is None and race is None:
             return argmax(residual.linear(hidden, self.head), self.d2t).view(-1, slots)
         whole = self.selector is not None
-        found, pairs = self.slots(hidden, slots, race, depth, whole)
+        found, pairs = self.slots(hidden, slots, race, depth, whole, before)
         return draw(found, pairs, race, depth)
 
     def slots(
@@ -92,15 +106,20 @@ class Readout(nn.Module):
         race: Race | None = None,
         depth: int = 0,
         whole: bool = True,
+        before: Tensor | None = None,
     ) -> tuple[Candidates, Pairs | None]:
         """Drafts that may be chosen in consecutive slots [requests, slots, candidates], and how
         those of neighbouring slots go together; None without a selector.
 
         whole: as in `earliest`; the other arguments as of `draft`.
         """
-        logits = residual.linear(hidden, self.head)
+        logits = self._scaled(residual.linear(hidden, self.head))
         found = self.candidates(logits, race, depth, whole).by_request(slots)
-        if self.selector is None or slots == 1:
+        if self.selector is None or (slots == 1 and before is None):
             return found, None
         gates = residual.linear(hidden, self.selector.projection)
-        return found, self.selector.pairs(gates.view(-1, slots, gates.shape[-1]))
+        pairs = self.selector.pairs(gates.view(-1, slots, gates.shape[-1]))
+        if before is not None:
+            first = self.selector.pairs(pairs.gates[:, 0])
+            found.scores[:, 0] += first.scores(before[:, None], found.ids[:, 0])[:, 0]
+        return found, pairs

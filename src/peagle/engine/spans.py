@@ -34,13 +34,13 @@ def places(slots: Tensor, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
     return positions, slots[rows, positions]
 
 
-def tile_rows(table: RequestTable, spans: Sequence[Span]) -> PassRows:
-    """The rows of some spans, in the order given, each `TILE` of a span as a request of its own."""
+def tile_rows(table: RequestTable, spans: Sequence[Span], most: int = TILE) -> PassRows:
+    """The rows of some spans, in the order given, each `most` of a span as a request of its own."""
     slots = table.slots
     tiles = [
-        (span.row, start, min(TILE, span.start + span.count - start))
+        (span.row, start, min(most, span.start + span.count - start))
         for span in spans
-        for start in range(span.start, span.start + span.count, TILE)
+        for start in range(span.start, span.start + span.count, most)
     ]
     columns = zip(*tiles, strict=True)
     requests, starts, counts = (upload(column, slots.device) for column in columns)

@@ -79,7 +79,7 @@ class Attention(LeanModule):
         both = spec.num_heads + spec.num_kv_heads
         self._parts = (both, spec.num_kv_heads, *((spec.num_heads,) if spec.gated else ()))
         sizes = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        self._heads = AttentionHeads(*sizes, spec.window, scale=spec.scale)
+        self._heads = AttentionHeads(*sizes, spec.window, scale=spec.scale, causal=spec.causal)
         self.batch_invariant = False
 
     def set_kv_scales(self, scales: tuple[float, float]) -> None:

@@ -34,11 +34,13 @@ class AttentionSpec:
     """Whether the output projection has a bias."""
     gated: bool = False
     """Whether what a head gives is multiplied by the sigmoid of a gate, which is as wide."""
+    causal: bool = True
+    """Whether rows see none behind them; else they see all of their request in a pass."""
 
     @property
     def full(self) -> bool:
         """Whether this is plain causal attention, without a window or sinks."""
-        return self.window is None and not self.sinks
+        return self.window is None and not self.sinks and self.causal
 
     @property
     def width(self) -> int:

@@ -33,6 +33,8 @@ class AttentionHeads:
     """What scores are multiplied by; None: head_dim ** -0.5."""
     batch_invariant: bool = False
     """On a GPU, whether a row's result must not depend on what other rows there are."""
+    causal: bool = True
+    """Whether a row sees none of its request's rows behind it; else it sees all in the pass."""
     kv_scales: tuple[float, float] = (1.0, 1.0)
     """The units in which a cache of a narrower type keeps keys and values (`ops.kv_dtype`)."""
 
@@ -49,7 +51,7 @@ class AttentionHeads:
     @property
     def full(self) -> bool:
         """Whether this is plain causal attention, without a window or sinks."""
-        return self.window is None and self.sinks is None
+        return self.window is None and self.sinks is None and self.causal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +176,7 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
             gathered(side, context, query.dtype, scale)
             for side, scale in zip(cache, spec.kv_scales, strict=True)
         )
-        hidden = None
+        hidden = None if spec.causal else positions.new_zeros(1, 1, dtype=torch.bool)
         if rows.ancestors is not None:
             positions, hidden = rows.positions[own], _hidden(rows.ancestors[own], len(context))
         out[own] = attend_reference(query[own], key, value, positions, spec, hidden)

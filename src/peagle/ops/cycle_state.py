@@ -63,6 +63,11 @@ class CycleState:
             penalties=Penalties.none(rows, vocab, limits.device),
         )
 
+    def newest(self, requests: Tensor) -> Tensor:
+        """The newest token of some table rows: [requests] each."""
+        last = self.pending.index_select(0, requests) - 1
+        return self.emitted.index_select(0, requests).gather(1, last[:, None])[:, 0]
+
     def begin(self, rows: Tensor, first: Tensor, features: Tensor | None) -> None:
         """Set requests to right after their prompt; `computed` is written already.
 
@@ -90,6 +95,8 @@ class DraftInputs:
     """[most rows, hidden_size]"""
     reads: Tensor
     """[requests, reads] rows whose output is wanted: the newest token's, then the mask slots'."""
+    newest: Tensor | None
+    """[requests] the newest token of each; None where no slot begins with it."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,8 @@ class FirstNorms:
     mask_token: int
     mask_feature: Tensor
     """[hidden_size], projected; unused where no mask slots are asked for."""
+    anchored: bool = False
+    """Whether the first mask slot is the newest token's own row."""
 
 
 def draft_inputs(
@@ -140,7 +149,8 @@ def draft_inputs(
     starts = state.computed[requests] - known
     reads = (firsts + known - 1)[:, None] + torch.arange(masks + 1, device=x.device)
     rows = _placed(state, requests, starts, counts, most, pending + masks)
-    return DraftInputs(rows, x, stream, reads)
+    newest = state.newest(requests) if norms.anchored else None
+    return DraftInputs(rows, x, stream, reads, newest)
 
 
 def verify_inputs(

@@ -83,6 +83,11 @@ class DeviceProposerRows:
             self.requests, self.state.computed.index_select(0, self.requests) + 1
         )
 
+    @property
+    def newest(self) -> Tensor:
+        """As `ProposerRows`."""
+        return self.state.newest(self.requests)
+
     def unbranched(self) -> Tensor:
         """As `ProposerRows`."""
         return find_unbranched(self.state, self.requests, self.shape.nodes)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from peagle.drafters.fused import FusedDrafter
+from peagle.drafters.fused import fused_drafter
 from peagle.drafters.proposer import Needs
 from peagle.engine.branching import Branching
 from peagle.engine.cycle_times import Seconds
@@ -99,7 +99,7 @@ class DeviceWorker:
         if needs.network is not None:
             spec = needs.network.config.transformer
             of_network, width = KVCache(spec, table, slots, dtype, kept=kept), spec.hidden_size
-            network = FusedDrafter(needs.network)
+            network = fused_drafter(needs.network)
         self._models = DeviceModels(target, network, (of_target, of_network), memory)
         self._history = History(table.slots.shape, device) if needs.history else None
         self.pauses, self._follows = lengths[0] == 0, network is not None

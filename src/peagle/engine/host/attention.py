@@ -9,7 +9,7 @@ from torch import Tensor
 
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
-from peagle.engine.spans import Span, places, tile_rows
+from peagle.engine.spans import TILE, Span, places, tile_rows
 from peagle.models.decoder import Attend
 from peagle.ops import cached_attention
 from peagle.ops.attention import (
@@ -27,13 +27,16 @@ from peagle.transfer import upload
 class HostCache(KVCache):
     """A cache that a pass over spans of requests can be opened on."""
 
-    def open(self, spans: Sequence[Span], tree: Tree | None = None) -> tuple[Tensor, Attend]:
+    def open(
+        self, spans: Sequence[Span], tree: Tree | None = None, whole: bool = False
+    ) -> tuple[Tensor, Attend]:
         """Positions [rows] of some spans, in order, and the attention of one pass over them.
 
         tree: how the rows of the only span branch, where no layer has a window; None: they do not.
+        whole: whether rows of a span may see all others of it, where layers are not causal.
         """
         if not (self.alike and self.full) or self.narrow:
-            attention = TiledAttend(self.layers, self._tiles(spans))
+            attention = TiledAttend(self.layers, self._tiles(spans, whole))
             return attention.positions, attention
         bias = None if tree is None else _tree_bias(tree, spans[0].start, self.tensor.dtype)
         positions, attend = self._attention(spans, bias)
@@ -51,10 +54,11 @@ class HostCache(KVCache):
             rows = replace(rows, groups=(replace(rows.groups[0], bias=bias),))
         return rows.positions, PagedAttend(self.layers, rows)
 
-    def _tiles(self, spans: Sequence[Span]) -> Callable[[int | None], PassRows]:
+    def _tiles(self, spans: Sequence[Span], whole: bool) -> Callable[[int | None], PassRows]:
         """The rows of a pass by the window of the layers that attend."""
-        whole = tile_rows(self._table, spans)
-        return functools.cache(lambda window: self.rows_for(window, whole))
+        most = max(span.count for span in spans) if whole else TILE
+        rows = tile_rows(self._table, spans, most)
+        return functools.cache(lambda window: self.rows_for(window, rows))
 
 
 @dataclass(frozen=True)

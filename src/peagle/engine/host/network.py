@@ -48,7 +48,9 @@ class HostNetwork:
             tokens = torch.cat((tokens, self._mask_token)).index_select(0, sources)
             features = torch.cat((features, self._mask_feature)).index_select(0, sources)
             spans = tuple(Span(span.row, span.start, span.count + masks) for span in spans)
-        stream = self._forward(spans, tokens, features).index_select(0, reads)
+        reads = reads.view(len(counts), masks + 1)
+        whole = self._forward(spans, tokens, features, reads[:, 1:] if masks else None)
+        stream = whole.index_select(0, reads[:, self.model.unread :].flatten())
         readout = self.model.readout
         return Hidden(stream, Normed(readout.norm(stream), None, readout.norm.eps))
 
@@ -56,6 +58,9 @@ class HostNetwork:
         """Write the keys and values of known rows."""
         self._forward(known.spans, known.tokens, known.features)
 
-    def _forward(self, spans: Sequence[Span], tokens: Tensor, features: Tensor) -> Tensor:
-        positions, attend = self.cache.open(spans)
-        return self.model(tokens, features, positions, attend)
+    def _forward(
+        self, spans: Sequence[Span], tokens: Tensor, features: Tensor, slots: Tensor | None = None
+    ) -> Tensor:
+        """slots: [requests, masks] the places of mask slots; None: there are none."""
+        positions, attend = self.cache.open(spans, whole=slots is not None)
+        return self.model(tokens, features, positions, attend, slots)

@@ -36,6 +36,13 @@ class HostProposerRows:
         assert self.history is not None, "a proposer that reads texts says so"
         return self.history
 
+    @property
+    def newest(self) -> Tensor:
+        """As `ProposerRows`: the token after each request's last known row."""
+        assert self.known is not None
+        counts = torch.tensor([span.count for span in self.known.spans])
+        return self.known.tokens[counts.cumsum(0) - 1]
+
     def unbranched(self) -> Tensor:
         """As `ProposerRows`: a step has trees only where all its requests may branch."""
         assert self.known is not None

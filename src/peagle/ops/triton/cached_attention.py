@@ -89,6 +89,7 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         WINDOW=spec.window is not None,
         SINKS=spec.sinks is not None,
         TREE=rows.ancestors is not None,
+        CAUSAL=spec.causal,
         **overlap(query),
         num_warps=_warps(queries * padded, spec.head_dim),
         num_stages=stages,
@@ -179,6 +180,7 @@ def _attend(
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
     TREE: tl.constexpr,
+    CAUSAL: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     begin(OVERLAP)
@@ -220,7 +222,9 @@ def _attend(
             cache, table, key_position, known, kv_head, side_stride, k_scale, v_scale,
             q.dtype, KV_HEADS, SIZE,
         )  # fmt: skip
-        seen = known[None, :] & own & (key_position[None, :] <= place)
+        seen = known[None, :] & own
+        if CAUSAL:
+            seen = seen & (key_position[None, :] <= place)
         if WINDOW:
             seen = seen & (key_position[None, :] > position - window)
         if TREE:

@@ -46,7 +46,8 @@ def draft_inputs(
         BEFORE=norms.before_residual,
         num_warps=8,
     )
-    return DraftInputs(rows, x, stream, reads)
+    newest = state.newest(requests) if norms.anchored else None
+    return DraftInputs(rows, x, stream, reads, newest)
 
 
 def verify_inputs(

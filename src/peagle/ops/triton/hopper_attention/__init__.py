@@ -51,7 +51,7 @@ def takes(spec: QKVSpec, cache: Tensor, rows: PassRows) -> bool:
     quicker = lines < LEFT_LINES or (lines == LEFT_LINES and many)
     halves = cache.dtype in (torch.bfloat16, torch.float16)
     whole = spec.rotations.shape[-1] == spec.head_dim and not spec.v_norm
-    return quicker and halves and spec.head_dim in HEAD_DIMS and whole
+    return quicker and halves and spec.head_dim in HEAD_DIMS and whole and spec.causal
 
 
 def shares_of(rows: PassRows, spec: QKVSpec) -> Tensor:

@@ -1,0 +1,269 @@
+"""DFlash and DFlash 2: K tokens from one pass over a block whose rows see each other.
+
+The target's feature c of a known position p, projected and normed once, is not a row of the layers:
+each layer makes its key and value at p of it. A block stands behind: the newest token, at its own
+position n, and K mask tokens; the row of position n + j gives the draft there.
+
+                  known positions 0 .. n-1          block n .. n+K
+    layer's input c, the same in every layer        norm of the block's stream
+    sees          (nothing: its output is unread)   all keys up to n+K, or up to its own
+
+DFlash 2 mixes each sublayer's input and output with the rows before, inside the block alone, and
+corrects drafts by the draft before. Source: dflash 0.1.0 (z-lab), vLLM 0.33's `qwen3_dflash.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from peagle.drafters.drafter import Drafter
+from peagle.drafters.kind import DFLASH, Kind
+from peagle.drafters.network import Network, NetworkConfig
+from peagle.drafters.proposer import ProposerRows
+from peagle.drafters.readout import Readout
+from peagle.drafters.selector import Selector, SelectorConfig
+from peagle.models.decoder import Attend, Attention, DecoderLayer, Embedding
+from peagle.models.spec import LayerSpec
+from peagle.ops.cycle_state import FirstNorms
+from peagle.ops.draft import Draft
+from peagle.ops.linear import Linear
+from peagle.ops.norm import RMSNorm
+from peagle.ops.products.normed import Normed
+from peagle.ops.rope import rope_table, rotation_at
+from peagle.ops.tree import grow
+
+Mix = Callable[[int, Attention, Tensor], Tensor]
+"""(layer, its attention, its input [rows, hidden_size]) -> what it adds, [rows, hidden_size]."""
+
+
+@dataclass(frozen=True)
+class ConvSpec:
+    """Sizes of DFlash 2's convolutions over the rows of a block."""
+
+    taps: int
+    """Rows that one mixes, its own included."""
+    group: int
+    """Channels that share what the row adds to their weights."""
+
+
+@dataclass(frozen=True)
+class BlockConfig(NetworkConfig):
+    """The sizes of a DFlash head."""
+
+    draft_vocab_size: int
+    mask_token_id: int
+    block_size: int
+    """Rows of the blocks that it was trained for: the newest token's and K mask tokens'."""
+    embedding_scale: float = 1.0
+    """What embeddings are multiplied by."""
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    conv: ConvSpec | None = None
+    """None: DFlash, not DFlash 2."""
+    selector: SelectorConfig | None = None
+    """What corrects drafts by the draft before."""
+
+    @property
+    def kind(self) -> Kind:
+        """DFlash, whichever version."""
+        return DFLASH
+
+    @property
+    def most_tokens(self) -> int:
+        """As `NetworkConfig`: one for each mask token of a block."""
+        return self.block_size - 1
+
+    @property
+    def reduced_vocabulary(self) -> bool:
+        """Whether draft ids differ from target ids."""
+        return self.draft_vocab_size != self.transformer.vocab_size
+
+    def new_selector(self) -> Selector | None:
+        """A selector of its sizes, without values; None where it has none."""
+        if self.selector is None:
+            return None
+        shape = self.transformer
+        return Selector(self.selector, shape.hidden_size, shape.vocab_size, self.draft_vocab_size)
+
+
+@dataclass(frozen=True)
+class BlockRows:
+    """Which rows of a pass are known positions, and which are blocks'."""
+
+    known: Tensor
+    """[rows, 1] bool"""
+    depths: Tensor
+    """[rows, 1] the place of a row in its block; 0 for a known position."""
+
+    @classmethod
+    def of(cls, rows: int, slots: Tensor) -> "BlockRows":
+        """slots: [requests, block rows] the places of the blocks' rows among all."""
+        flat, (requests, count) = slots.flatten(), slots.shape
+        own = torch.arange(count, device=slots.device).repeat(requests)
+        depths = torch.zeros(rows, dtype=torch.int64, device=slots.device).index_copy(0, flat, own)
+        known = torch.ones(rows, dtype=torch.bool, device=slots.device).index_fill(0, flat, False)
+        return cls(known[:, None], depths[:, None])
+
+
+class BlockConv(nn.Module):
+    """Mixes the rows of a block with those before, on both sides of a sublayer.
+
+    A row's weights are learned ones and what its own input adds to them.
+    """
+
+    def __init__(self, spec: ConvSpec, hidden_size: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.base = nn.Parameter(torch.empty(2, spec.taps, hidden_size))
+        """For the input and for the output; tap 0 is the row itself."""
+        self.projection = Linear(hidden_size, 2 * spec.taps * hidden_size // spec.group)
+
+    def weights(self, x: Tensor) -> Tensor:
+        """[rows, 2, taps, hidden_size], by a sublayer's normed input x [rows, hidden_size]."""
+        added = self.projection(x).view(len(x), 2, self.spec.taps, -1)
+        return self.base + added.repeat_interleave(self.spec.group, dim=-1)
+
+    def mixed(self, x: Tensor, weights: Tensor, rows: BlockRows) -> Tensor:
+        """x: [rows, hidden_size]; weights: [rows, taps, hidden_size], of one side."""
+        total = x * weights[:, 0]
+        for tap in range(1, self.spec.taps):
+            before = x.roll(tap, 0).masked_fill(rows.depths < tap, 0.0)
+            total = total + before * weights[:, tap]
+        return total
+
+
+class BlockLayer(DecoderLayer):
+    """A plain decoder layer, whose attention also reads the features of known positions."""
+
+    def __init__(self, spec: LayerSpec, hidden_size: int, conv: ConvSpec | None) -> None:
+        super().__init__(spec, hidden_size)
+        self.attention_conv = None if conv is None else BlockConv(conv, hidden_size)
+        self.mlp_conv = None if conv is None else BlockConv(conv, hidden_size)
+
+    def over(self, x: Tensor, context: Tensor, rows: BlockRows, index: int, mix: Mix) -> Tensor:
+        """The residual stream after the layer, which is the `index`th.
+
+        x, context: [rows, hidden_size] the stream, which means something for blocks, and features,
+        for known positions.
+        """
+
+        def attended(inputs: Tensor) -> Tensor:
+            return mix(index, self.attention, torch.where(rows.known, context, inputs))
+
+        x = x + _around(self.attention_conv, self.input_norm(x), rows, attended)
+        return x + _around(self.mlp_conv, self.post_norm(x), rows, self.mlp)
+
+
+def _around(
+    conv: BlockConv | None, x: Tensor, rows: BlockRows, sublayer: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """A sublayer of a normed input x [rows, hidden_size], between convolutions if there are any."""
+    if conv is None:
+        return sublayer(x)
+    weights = conv.weights(x)
+    return conv.mixed(sublayer(conv.mixed(x, weights[:, 0], rows)), weights[:, 1], rows)
+
+
+class BlockModel(Network):
+    """A DFlash head with a directory of its own; embeddings and head are mostly the target's."""
+
+    config: BlockConfig
+    unread = 2
+
+    def __init__(self, config: BlockConfig, max_length: int) -> None:
+        super().__init__()
+        shape, eps = config.transformer, config.transformer.norm.eps
+        self.config = config
+        self.embed = Embedding(shape.vocab_size, shape.hidden_size)
+        self.fc = Linear(config.feature_size, shape.hidden_size)
+        self.hidden_norm = RMSNorm(shape.hidden_size, eps)
+        layers = (BlockLayer(each, shape.hidden_size, config.conv) for each in shape.layers)
+        self.layers = nn.ModuleList(layers)
+        self.readout = Readout(shape, config.draft_vocab_size, config.new_selector())
+        self.readout.logit_scale, self.readout.softcap = config.logit_scale, config.logit_softcap
+        attention = shape.attention[0]
+        table = rope_table(attention.rope, attention.head_dim, max_length)
+        self.register_buffer("rotations", table, persistent=False)
+
+    @property
+    def blocks(self) -> Sequence[Any]:
+        """As `Network`."""
+        return [*self.layers]
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """What block rows begin with: [rows, hidden_size]."""
+        return self.embed(tokens) * self.config.embedding_scale
+
+    def first_norms(self) -> FirstNorms:
+        """As `Network`: a mask token's row begins with its embedding, in a feature's place."""
+        mask = self.config.mask_token_id
+        return FirstNorms(
+            embedding=self.embed.weight,
+            input_weight=self.hidden_norm.weight,
+            hidden_weight=self.hidden_norm.weight,
+            eps=self.hidden_norm.eps,
+            before_residual=False,
+            mask_token=mask,
+            mask_feature=self.embed.weight[mask] * self.config.embedding_scale,
+            anchored=True,
+        )
+
+    def begin(self, x: Tensor, stream: Tensor) -> tuple[Tensor, Normed]:
+        """As `Network`: the stream holds features and embeddings already."""
+        return stream, Normed(stream, None, self.hidden_norm.eps)
+
+    def project(self, features: Tensor) -> Tensor:
+        """As `Network`."""
+        projected: Tensor = self.hidden_norm(self.fc(features))
+        return projected
+
+    def forward(
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        slots: Tensor | None = None,
+    ) -> Tensor:
+        """As `Network`. A block's first row takes the token of the row before it."""
+        rotation = rotation_at(self.rotations, positions)
+
+        def mix(index: int, attention: Attention, x: Tensor) -> Tensor:
+            added: Tensor = attention(x, rotation, index, attend)
+            return added
+
+        if slots is None:
+            return self.over(features, features.new_empty(0, 0, dtype=torch.int64), mix)
+        anchors = self.embedded(tokens.index_select(0, slots[:, 0] - 1)).to(features.dtype)
+        return self.over(features.index_copy(0, slots[:, 0], anchors), slots, mix)
+
+    def over(self, x: Tensor, slots: Tensor, mix: Mix) -> Tensor:
+        """Run the layers. x: [rows, hidden_size] features of known positions and embeddings of the
+        blocks' rows, which stand at `slots` [requests, block rows]. Returns the blocks' stream, and
+        something for known positions."""
+        rows, context = BlockRows.of(len(x), slots), x
+        for index, layer in enumerate(self.blocks):
+            x = layer.over(x, context, rows, index, mix)
+        return x
+
+    def feedback(self, hidden: Tensor) -> Tensor:
+        """As `Network`: no pass is fed the one before."""
+        return hidden
+
+
+class DFlash(Drafter):
+    """One pass over a block behind the newest token."""
+
+    branches = True
+
+    def propose(self, rows: ProposerRows) -> Draft:
+        """As `PEagle`, whose slots stand one position before; every slot's draft is corrected."""
+        output, readout = rows.run(masks=rows.drafts + 1), self.model.readout
+        before = None if readout.selector is None else rows.newest
+        if not rows.nodes:
+            return Draft(readout.draft(output.normed, rows.drafts, rows.race, before=before))
+        found, pairs = readout.slots(output.normed, rows.drafts, rows.race, before=before)
+        return grow(found, pairs, rows.race, rows.nodes, rows.unbranched())

@@ -1,0 +1,261 @@
+"""A DFlash head's directory, in z-lab's layout or speculators': its configuration and tensors."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peagle.config import DrafterFormat
+from peagle.drafters.checkpoint import (
+    D2T,
+    EMBEDDINGS,
+    HEAD,
+    T2D,
+    attach_shared,
+    attach_vocabulary,
+    shared_tensors,
+)
+from peagle.drafters.config_file import config_problems
+from peagle.drafters.dflash import BlockConfig, BlockModel, ConvSpec
+from peagle.drafters.quantization import quantize
+from peagle.drafters.selector import SelectorConfig
+from peagle.errors import InputError
+from peagle.models.decoder import Decoder
+from peagle.models.families import qwen3
+from peagle.models.families.config import (
+    architecture_of,
+    num_layers,
+    reading,
+    require_positive,
+    windows,
+)
+from peagle.models.families.tensors import Place, dense_layer
+from peagle.models.spec import DecoderSpec
+from peagle.models.weights import (
+    TensorRule,
+    about,
+    assemble,
+    mismatches,
+    read_json,
+    read_tensors,
+)
+from peagle.ops.packing import pack
+
+ARCHITECTURES = "DFlashDraftModel", "DFlash2DraftModel"
+ALGORITHMS = "dflash", "dflash2"
+"""Values of `speculators_model_type`."""
+SPECULATORS, NESTED = "speculators_model_type", "dflash_config"
+REFUSED = {
+    "sample_from_anchor": "the row of the newest token drafts, as DSpark's does",
+    "attention_sink_bias": "heads have sinks",
+    "attention_value_scale": "values are scaled",
+}
+"""Keys that change the forward in ways that peagle does not run, and what they say."""
+NEOX = "is_neox_style", "rope_is_neox_style"
+BLOCK = 16
+"""Rows of a block where nothing is said."""
+SELECTOR = "candidate_selector"
+Values = Mapping[str, Any]
+
+
+def is_dflash(directory: Path) -> bool:
+    """Whether a directory's `config.json` is that of a DFlash head."""
+    if not (directory / "config.json").is_file():
+        return False
+    values = read_json(directory / "config.json")
+    if SPECULATORS in values:
+        return values[SPECULATORS] in ALGORITHMS
+    return architecture_of(values) in ARCHITECTURES
+
+
+def read_block_config(directory: Path, target: DecoderSpec) -> BlockConfig:
+    """A head's `config.json`. Raises `InputError` for keys that are missing, wrong, or unsupported.
+
+    target: names the aux layers where the file does not.
+    """
+    with reading(str(directory)):
+        values = read_json(directory / "config.json")
+        return _config(values, target)
+
+
+def _config(values: Values, target: DecoderSpec) -> BlockConfig:
+    values = {**values, **(values.get("transformer_layer_config") or {})}
+    own = {**values, **(values.get(NESTED) or {})}
+    for key, told in REFUSED.items():
+        if own.get(key):
+            raise InputError(f"{key} {own[key]}: {told}, which is not supported; vLLM serves it")
+    if any(own.get(key) is False for key in NEOX):
+        raise InputError("is_neox_style false: heads turn in pairs of neighbours; vLLM serves it")
+    shape, block = _transformer(values, own), int(own.get("block_size") or BLOCK)
+    drafted = int(own.get("draft_vocab_size") or shape.vocab_size)
+    require_positive(block_size=block - 1, draft_vocab_size=drafted)
+    if "mask_token_id" not in own:
+        raise InputError("a DFlash head needs mask_token_id")
+    second = "conv_kernel_size" in own
+    return BlockConfig(
+        transformer=shape,
+        target_hidden_size=int(own.get("target_hidden_size") or target.hidden_size),
+        taps=_taps(values, own, len(shape.layers), len(target.layers)),
+        draft_vocab_size=drafted,
+        mask_token_id=int(own["mask_token_id"]),
+        block_size=block,
+        embedding_scale=float(own.get("input_embedding_scale") or 1.0),
+        logit_scale=float(own.get("output_multiplier") or 1.0),
+        logit_softcap=own.get("final_logit_softcapping"),
+        conv=ConvSpec(int(own["conv_kernel_size"]), int(own["conv_group_size"]))
+        if second
+        else None,
+        selector=_selector(own) if second else None,
+        trained_tokens=block - 1,
+    )
+
+
+def _selector(own: Values) -> SelectorConfig:
+    return SelectorConfig(int(own["selector_rank"]), int(own["selector_top_k"]))
+
+
+def _taps(values: Values, own: Values, layers: int, of_target: int) -> tuple[int, ...]:
+    """Aux layers as EAGLE counts them; z-lab names the layer before."""
+    if SPECULATORS in values:
+        return tuple(int(tap) for tap in values["aux_hidden_state_layer_ids"])
+    named = own.get("target_layer_ids")
+    if named is None and layers == 1:
+        named = [of_target // 2]
+    if named is None:
+        step = (of_target - 4) / (layers - 1)
+        named = [round(1 + index * step) for index in range(layers)]
+    return tuple(int(layer) + 1 for layer in named)
+
+
+def _transformer(values: Values, own: Values) -> DecoderSpec:
+    """The layers: Qwen3's, with the windows and causality that the writers mean."""
+    plain = {"layer_types": None, "use_sliding_window": False, "partial_rotary_factor": None}
+    rope = values.get("rope_parameters")
+    if isinstance(rope, Mapping):
+        rope = {k: v for k, v in rope.items() if not k.startswith(("partial_", "mrope_"))}
+    spec = qwen3.FAMILY.spec({**values, **plain, "rope_parameters": rope})
+    widths = _windows(values, own)
+    causal = _causal(values, own, widths)
+    layers = [
+        replace(layer, mixer=replace(layer.attention, window=width, causal=each))
+        for layer, width, each in zip(spec.layers, widths, causal, strict=True)
+    ]
+    return replace(spec, layers=tuple(layers))
+
+
+def _windows(values: Values, own: Values) -> list[int | None]:
+    if own.get("use_swa"):
+        return [int(own["swa_window_size"])] * num_layers(values)
+    if SPECULATORS not in values:
+        return qwen3.windows(values)
+    types, width = values.get("layer_types"), values.get("sliding_window")
+    if not types or not width:
+        return [None] * num_layers(values)
+    return windows(values, types, int(width))
+
+
+def _causal(values: Values, own: Values, widths: list[int | None]) -> list[bool]:
+    """Whether each layer is causal, by the first of six ways to say it (vLLM, z-lab, SGLang).
+
+    A sliding layer of z-lab's is causal where nothing else is said, a full one never.
+    """
+    if (said := values.get("is_causal")) is None and SPECULATORS not in values:
+        said = own.get("causal")
+    if said is not None:
+        return [bool(said)] * len(widths)
+    sliding = not own.get("use_swa")
+    if SPECULATORS in values:
+        sliding = not values.get("sliding_window_non_causal", True)
+    return [sliding and width is not None for width in widths]
+
+
+def block_rules(config: BlockConfig, shared: frozenset[str]) -> list[TensorRule]:
+    """Every tensor of a head's file except d2t, t2d and those that are the target's."""
+    shape = config.transformer
+    width = (shape.hidden_size,)
+    rules = [
+        TensorRule("embed.weight", (EMBEDDINGS,), (shape.vocab_size,)),
+        TensorRule("readout.head.weight", (HEAD,), (config.draft_vocab_size,)),
+        TensorRule("fc.weight", ("fc.weight",), width),
+        TensorRule("hidden_norm.weight", ("hidden_norm.weight",), width),
+        TensorRule("readout.norm.weight", ("norm.weight",), width),
+    ]
+    for index, layer in enumerate(shape.layers):
+        place = Place(f"layers.{index}", f"layers.{index}")
+        rules += dense_layer(layer, shape.hidden_size, place)
+        if config.conv is not None:
+            rules += _conv_rules(config.conv, shape.hidden_size, place)
+    if config.selector is not None:
+        sizes = shape.vocab_size, config.draft_vocab_size, config.selector.rank
+        names = "predecessor", "successor", "projection.weight"
+        theirs = "predecessor_codebook", "successor_codebook", "hidden_projection.weight"
+        rules += [
+            TensorRule(f"readout.selector.{ours}", (f"{SELECTOR}.{name}",), (size,))
+            for ours, name, size in zip(names, theirs, sizes, strict=True)
+        ]
+    return [rule for rule in rules if rule.theirs[0] not in shared]
+
+
+def _conv_rules(conv: ConvSpec, hidden_size: int, place: Place) -> list[TensorRule]:
+    added = 2 * conv.taps * hidden_size // conv.group
+    return [
+        rule
+        for name in ("attention_conv", "mlp_conv")
+        for rule in (
+            place.rule(f"{name}.base", (f"{name}.base_kernel",), (2,)),
+            place.rule(
+                f"{name}.projection.weight", (f"{name}.kernel_projection.weight",), (added,)
+            ),
+        )
+    ]
+
+
+def block_tensors(directory: Path) -> dict[str, Tensor]:
+    """The tensors of a head, under the names that are published."""
+    tensors = read_tensors(directory)
+    return {name.replace("codebook.weight", "codebook"): x for name, x in tensors.items()}
+
+
+def block_problems(
+    config: BlockConfig, target: DecoderSpec, tensors: Mapping[str, Tensor]
+) -> list[str]:
+    """Everything in a head's directory that does not fit its target, each with a fix."""
+    problems = config_problems(config, target, "target_layer_ids", "mask_token_id")
+    if config.transformer.hidden_size != target.hidden_size:
+        problems.append(
+            f"its layers are {config.transformer.hidden_size} wide, the target's "
+            f"{target.hidden_size}, whose embeddings it reads; use the target it was trained for"
+        )
+    if tensors and not problems:
+        with torch.device("meta"):
+            model = BlockModel(config, 1)
+        rules = block_rules(config, shared_tensors(config, target, tensors))
+        problems += mismatches(model, rules, tensors, (D2T, T2D))
+    return problems
+
+
+def load_dflash(
+    directory: Path, target: Decoder, quantization: DrafterFormat | None = None
+) -> BlockModel:
+    """A head ready for inference, rounded if asked. Raises `InputError` naming every problem."""
+    if not is_dflash(directory):
+        raise InputError(f"{directory} is no DFlash head; give method eagle3")
+    config, tensors = read_block_config(directory, target.spec), block_tensors(directory)
+    if problems := block_problems(config, target.spec, tensors):
+        raise InputError(f"{directory} does not fit its target: " + "; ".join(problems))
+    with torch.device("meta"):
+        model = BlockModel(config, target.max_length)
+    shared = shared_tensors(config, target.spec, tensors)
+    attach_shared(model, target, shared)
+    dtype, device = target.embed.weight.dtype, target.embed.weight.device
+    with about(directory):
+        assemble(model, block_rules(config, shared), tensors, (D2T, T2D), dtype, device)
+        attach_vocabulary(model, tensors)
+    model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
+    if quantization is not None:
+        quantize(model)
+    pack(model)
+    return model
