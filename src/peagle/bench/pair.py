@@ -69,7 +69,7 @@ class Pair:
         for method, drafter in self.drafters.items():
             found = diagnose(model_directory(drafter), target, KIND_OF_METHOD[method])
             problems += [f"{drafter}: {problem}" for problem in found.problems]
-            if found.config is not None:
+            if isinstance(found.config, DrafterConfig):
                 configs[method] = found.config
         if problems:
             raise InputError("; ".join(problems))

@@ -318,6 +318,7 @@ def _start_vllm(
 def _as_its_files_say(speculation: SpeculativeConfig) -> SpeculativeConfig:
     """With method and K, which vLLM must be told. Raises `InputError` for what cannot be read."""
     from peagle.drafters.diagnosis import diagnose
+    from peagle.drafters.kind import DFLASH
     from peagle.models.weights import model_directory
 
     if speculation.model is None:
@@ -326,5 +327,6 @@ def _as_its_files_say(speculation: SpeculativeConfig) -> SpeculativeConfig:
     if found.config is None:
         raise InputError(f"{speculation.model}: {'; '.join(found.problems)}")
     k = speculation.num_speculative_tokens or found.config.default_k
-    stated = {"num_speculative_tokens": k, "parallel_drafting": found.config.kind.parallel_drafting}
-    return speculation.model_copy(update=stated)
+    kind = found.config.kind
+    told = {"method": "dflash"} if kind is DFLASH else {"parallel_drafting": kind.parallel_drafting}
+    return speculation.model_copy(update={"num_speculative_tokens": k, **told})

@@ -97,7 +97,7 @@ def _config(values: Values, target: DecoderSpec) -> BlockConfig:
     second = "conv_kernel_size" in own
     return BlockConfig(
         transformer=shape,
-        target_hidden_size=int(own.get("target_hidden_size") or target.hidden_size),
+        target_hidden_size=int(own.get("target_hidden_size") or shape.hidden_size),
         taps=_taps(values, own, len(shape.layers), len(target.layers)),
         draft_vocab_size=drafted,
         mask_token_id=int(own["mask_token_id"]),
@@ -213,9 +213,8 @@ def _conv_rules(conv: ConvSpec, hidden_size: int, place: Place) -> list[TensorRu
     ]
 
 
-def block_tensors(directory: Path) -> dict[str, Tensor]:
-    """The tensors of a head, under the names that are published."""
-    tensors = read_tensors(directory)
+def published_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a head, codebooks under the names that are published."""
     return {name.replace("codebook.weight", "codebook"): x for name, x in tensors.items()}
 
 
@@ -224,11 +223,6 @@ def block_problems(
 ) -> list[str]:
     """Everything in a head's directory that does not fit its target, each with a fix."""
     problems = config_problems(config, target, "target_layer_ids", "mask_token_id")
-    if config.transformer.hidden_size != target.hidden_size:
-        problems.append(
-            f"its layers are {config.transformer.hidden_size} wide, the target's "
-            f"{target.hidden_size}, whose embeddings it reads; use the target it was trained for"
-        )
     if tensors and not problems:
         with torch.device("meta"):
             model = BlockModel(config, 1)
@@ -243,7 +237,10 @@ def load_dflash(
     """A head ready for inference, rounded if asked. Raises `InputError` naming every problem."""
     if not is_dflash(directory):
         raise InputError(f"{directory} is no DFlash head; give method eagle3")
-    config, tensors = read_block_config(directory, target.spec), block_tensors(directory)
+    config, tensors = (
+        read_block_config(directory, target.spec),
+        published_names(read_tensors(directory)),
+    )
     if problems := block_problems(config, target.spec, tensors):
         raise InputError(f"{directory} does not fit its target: " + "; ".join(problems))
     with torch.device("meta"):

@@ -27,6 +27,13 @@ from peagle.drafters.checkpoint import (
 )
 from peagle.drafters.config_file import config_problems, read_drafter_config
 from peagle.drafters.correction import FOLDER, selector_problems, selector_tensors
+from peagle.drafters.dflash import BlockConfig
+from peagle.drafters.dflash_checkpoint import (
+    block_problems,
+    is_dflash,
+    published_names,
+    read_block_config,
+)
 from peagle.drafters.kind import MTP, PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.drafters.mtp import check_mtp
@@ -51,7 +58,7 @@ class Diagnosis:
     """What the drafter is, as far as it could be read: label -> value."""
     problems: tuple[str, ...]
     """What is wrong, each with a fix; if empty, the drafter will load."""
-    config: DrafterConfig | None
+    config: DrafterConfig | BlockConfig | None
     """Its configuration as it will run; None if that could not be read."""
 
 
@@ -65,6 +72,8 @@ def diagnose(directory: Path, target: Path | None = None, kind: Kind | None = No
     shape = None
     if target is not None:
         shape = _attempt(lambda: read_spec(target), problems)
+    if is_dflash(directory):
+        return _diagnose_block(directory, shape, kind, problems)
     config = _attempt(lambda: _read_drafter(directory, shape), problems)
     tensors = normalised(_read_tensors(directory, problems))
     if is_whole_model(tensors):
@@ -83,6 +92,34 @@ def diagnose(directory: Path, target: Path | None = None, kind: Kind | None = No
         corrections = _attempt(lambda: selector_tensors(directory), problems)
         problems += [] if corrections is None else selector_problems(config, corrections)
     facts = {**_config_facts(config, tensors), **_weight_facts(tensors)}
+    return Diagnosis(facts, tuple(problems), config)
+
+
+def _diagnose_block(
+    directory: Path, shape: DecoderSpec | None, kind: Kind | None, problems: list[str]
+) -> Diagnosis:
+    """The same of a DFlash head. shape: the target's; problems: those that are known."""
+    config = _attempt(lambda: read_block_config(directory, shape or UNKNOWN_TARGET), problems)
+    tensors = published_names(_read_tensors(directory, problems))
+    if config is None:
+        return Diagnosis(_weight_facts(tensors), tuple(problems), None)
+    if kind is not None:
+        problems.append(f"its kind is {config.kind.name}, not {kind.name}; give it as --drafter")
+    problems += block_problems(config, shape or _implied_target(config), tensors)
+    transformer = config.transformer
+    sees = {each.causal: None for each in transformer.attention.values()}
+    way = " and ".join("causal" if causal else "both ways" for causal in sees)
+    facts = {
+        "method": _method(config.kind) + (", version 2" if config.conv is not None else ""),
+        "layers": f"{len(transformer.layers)}{_window_fact(transformer)}, blocks seen {way}",
+        "hidden size": f"{transformer.hidden_size} (target {config.target_hidden_size})",
+        "vocabulary": f"{transformer.vocab_size:,}",
+        "draft vocabulary": f"{config.draft_vocab_size:,}",
+        "aux layers": _listed(config.taps),
+        "mask token id": str(config.mask_token_id),
+        "block": f"{config.block_size} rows, so K is at most {config.most_tokens}",
+        **_weight_facts(tensors),
+    }
     return Diagnosis(facts, tuple(problems), config)
 
 
@@ -127,7 +164,7 @@ def _as_deep_as_unknown(shape: DecoderSpec) -> DecoderSpec:
     return replace(shape, layers=UNKNOWN_TARGET.layers)
 
 
-def _implied_target(config: DrafterConfig) -> DecoderSpec:
+def _implied_target(config: DrafterConfig | BlockConfig) -> DecoderSpec:
     """The target that a drafter's own configuration implies."""
     return replace(_as_deep_as_unknown(config.transformer), hidden_size=config.target_hidden_size)
 
