@@ -65,22 +65,16 @@ def find_dialect(tokenizer: Any, chat: ChatConfig) -> Dialect:
         return HarmonyDialect(tokenizer)
     if whole and START in text and not (calls or reasoning):
         return HarmonyDialect(tokenizer)  # its own reader knows more than a template can say
-    found = _sections(tokenizer, text, calls, reasoning)
-    own = getattr(tokenizer, "response_template", None)
-    return ResponseTemplateDialect(tokenizer, found) if own and not (calls or reasoning) else found
+    own = getattr(tokenizer, "response_template", None) and not (calls or reasoning)
+    kind = ResponseTemplateDialect if own else SectionDialect
+    thoughts = REASONING[reasoning] if reasoning else _reasoning(tokenizer, text)
+    return kind(tokenizer, thoughts, CALLS[calls or _calls(text)]())
 
 
 def told_dialect(dialect: Dialect, tokenizer: Any, chat: ChatConfig) -> str:
     """How answers are read, for people."""
     told = dialect.description
     return f"{told}; {HIDES_TOOLS}" if hides_tools(tokenizer, chat.chat_template) else told
-
-
-def _sections(
-    tokenizer: Any, text: str, calls: str | None, reasoning: str | None
-) -> SectionDialect:
-    thoughts = REASONING[reasoning] if reasoning else _reasoning(tokenizer, text)
-    return SectionDialect(tokenizer, thoughts, CALLS[calls or _calls(text)]())
 
 
 def _check(flag: str, name: str | None, known: tuple[str, ...]) -> None:

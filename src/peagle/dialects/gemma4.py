@@ -12,7 +12,8 @@ from peagle.dialects.arguments import QUOTE_TOKEN
 from peagle.dialects.events import Event
 from peagle.dialects.markers import Markers
 from peagle.dialects.object_calls import ObjectCalls
-from peagle.dialects.tools import ToolUse
+from peagle.dialects.sections import CallFormat
+from peagle.dialects.tools import Tool, ToolUse
 from peagle.dialects.value_rules import ANY_TEXT, BARE, ValueRules
 
 QUOTE = '<|"|>'
@@ -20,28 +21,23 @@ CALL = "call:"
 NAME = re.compile(r"\s*call:([^{]*)(?=\{)")
 
 
-class Gemma4Calls:
+class Gemma4Calls(CallFormat):
     """`call:f{…}` between `<|tool_call>` and `<tool_call|>`."""
 
     name: ClassVar[str] = "gemma4"
     begin: ClassVar[str] = "<|tool_call>"
     end: ClassVar[str] = "<tool_call|>"
-    also: ClassVar[str] = ""
     inner: ClassVar[tuple[str, ...]] = (QUOTE,)
-    bare: ClassVar[str] = ""
-    separator: ClassVar[str] = "WS?"
     handover: ClassVar[str] = "<|tool_response>"
 
     def reader(self, use: ToolUse, marked: bool) -> "Gemma4Reader":
         """A reader of one call."""
         return Gemma4Reader(use)
 
-    def rules(self, use: ToolUse, markers: Markers, opening: str) -> list[str]:
-        """Lark rules of a call."""
-        names = [f"call_{index}" for index in range(len(use.tools))]
+    def _section(self, either: str, use: ToolUse, markers: Markers, opening: str) -> list[str]:
         quote = markers.rule(QUOTE)
-        rules = [
-            f'call: {opening} "call:" ({" | ".join(names)}) {markers.rule(self.end)}',
+        return [
+            f'call: {opening} "call:" ({either}) {markers.rule(self.end)}',
             f"string: {quote} TEXT {quote}",
             f"TEXT: {ANY_TEXT}",
             'array: "[" (value ("," value)*)? "]"',
@@ -50,11 +46,11 @@ class Gemma4Calls:
             'number: %json {"type": "number"}',
             'value: string | number | "true" | "false" | "null" | array | object',
         ]
-        for name, tool in zip(names, use.tools, strict=True):
-            values = ValueRules(f"{name}_value", tool, quote)
-            either = " | ".join(map(values.object, tool.arguments.objects)) or '"{}"'
-            rules += [f"{name}: {json.dumps(tool.name)} ({either})", *values.rules()]
-        return rules
+
+    def _call(self, name: str, tool: Tool, markers: Markers) -> list[str]:
+        values = ValueRules(f"{name}_value", tool, markers.rule(QUOTE))
+        either = " | ".join(map(values.object, tool.arguments.objects)) or '"{}"'
+        return [f"{name}: {json.dumps(tool.name)} ({either})", *values.rules()]
 
 
 class Gemma4Reader(ObjectCalls):

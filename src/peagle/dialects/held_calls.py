@@ -8,7 +8,7 @@ from peagle.dialects.tools import ToolUse
 
 
 class HeldCalls(ABC):
-    """Reads one call or several, each of whose parts is read by a method of its own."""
+    """Reads one section of calls, each of whose parts is read by a method of its own."""
 
     def __init__(self, use: ToolUse) -> None:
         self._use = use
@@ -24,6 +24,11 @@ class HeldCalls(ABC):
         """Whether a call has begun and is not complete."""
         return self._read != self._head
 
+    @property
+    def over(self) -> bool:
+        """Whether a call that has begun is complete unless more follows."""
+        return False
+
     def feed(self, text: str) -> Iterator[Event]:
         """The events that more text makes, until `refused`."""
         self.held += text
@@ -32,9 +37,17 @@ class HeldCalls(ABC):
             before = self._read, len(self.held)
             yield from self._read()
 
+    @abstractmethod
+    def keeps(self, marker: str) -> bool:
+        """Whether a marker is text of an argument, even one that otherwise ends the section."""
+
     def marker(self, name: str) -> Iterator[Event]:
-        """A marker within a call is text of it."""
+        """One of the format's markers, or one that is kept: text of a call."""
         return self.feed(name)
+
+    def finish(self) -> Iterator[Event]:
+        """The section is closed: complete what can be."""
+        yield from ()
 
     @abstractmethod
     def _head(self) -> Iterator[Event]:

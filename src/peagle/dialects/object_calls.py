@@ -12,9 +12,6 @@ from peagle.dialects.tools import ToolUse
 class ObjectCalls(HeldCalls):
     """Reads such calls; `_head` ends with `_begin`."""
 
-    over = False
-    """A call is complete as soon as its arguments are."""
-
     def __init__(self, use: ToolUse) -> None:
         super().__init__(use)
         self._arguments = ArgumentsWriter(ANYTHING)

@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 from peagle.dialects.argument_schema import Argument
 from peagle.dialects.arguments import ANSWER, as_arguments
 from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Event
+from peagle.dialects.held_calls import HeldCalls
 from peagle.dialects.markers import Markers
-from peagle.dialects.tools import ToolUse
+from peagle.dialects.sections import CallFormat
+from peagle.dialects.tools import Tool, ToolUse
 from peagle.dialects.value_rules import is_free, object_rules
 
 OPENING = re.compile(r"\s*\[\s*([\w.-]*)(\s*\()?")
@@ -28,31 +30,28 @@ LINE_END = re.compile(r"\\.|[\r\n]", re.DOTALL)
 ESCAPED = {"\n": "\\n", "\r": "\\r"}
 
 
-class PythonicCalls:
+class PythonicCalls(CallFormat):
     """`[f(a=1), g()]`, whose calls are shown once the list is complete."""
 
     name: ClassVar[str] = "pythonic"
     begin: ClassVar[str] = "<|python_start|>"
     end: ClassVar[str] = "<|python_end|>"
-    also: ClassVar[str] = ""
-    inner: ClassVar[tuple[str, ...]] = ()
     bare: ClassVar[str] = r"\["
     separator: ClassVar[str] = ""
-    handover: ClassVar[str] = ""
 
     def reader(self, use: ToolUse, marked: bool) -> "PythonicReader":
         """A reader of one section. Without a marker, a list of other calls is content."""
         return PythonicReader(use, None if marked else use.names)
 
-    def rules(self, use: ToolUse, markers: Markers, opening: str) -> list[str]:
-        """Lark rules of a list of calls; a value is Python's, or JSON where both agree."""
-        names = [f"call_{index}" for index in range(len(use.tools))]
+    def _section(self, either: str, use: ToolUse, markers: Markers, opening: str) -> list[str]:
         more = "" if use.most == 1 else ' (", " one)*'
-        rules = [f'call: "[" one{more} "]"', f"one: {' | '.join(names)}"]
-        for name, tool in zip(names, use.tools, strict=True):
-            rules.append(f'{name}: {json.dumps(tool.name + "(")} {name}_arguments ")"')
-            rules += object_rules(f"{name}_arguments", tool.arguments.objects, tool, '", "', _rules)
-        return rules
+        return [f'call: "[" one{more} "]"', f"one: {either}"]
+
+    def _call(self, name: str, tool: Tool, markers: Markers) -> list[str]:
+        """A value is Python's, or JSON where both agree."""
+        arguments = f"{name}_arguments"
+        rules = object_rules(arguments, tool.arguments.objects, tool, '", "', _rules)
+        return [f'{name}: {json.dumps(tool.name + "(")} {arguments} ")"', *rules]
 
 
 def _rules(symbol: str, argument: Argument) -> list[str]:
@@ -115,50 +114,36 @@ class Nesting:
             self.depth -= 1
 
 
-class PythonicReader:
-    """Reads a list of calls.
+class PythonicReader(HeldCalls):
+    """Reads a list of calls, which are shown once it is complete.
 
     known: names of functions, where a list of others is no call; None takes any name.
     """
 
-    over = False
-    """Calls are shown once their list is complete."""
-
     def __init__(self, use: ToolUse, known: Collection[str] | None) -> None:
-        self._use, self._known = use, known
+        super().__init__(use)
+        self._known = known
         self._begin()
-        self.held = ""
-        self.refused = self.within = False
-
-    def feed(self, text: str) -> Iterator[Event]:
-        """The calls of the list, once it is complete."""
-        self.held += text
-        self.refused = not self._may_be_calls()
-        while not self.refused and (end := self._end()):
-            calls = _calls(self.held[:end], self._ends)
-            if calls is None:
-                self.refused = True
-                return
-            self.held = self.held[end:]
-            self._begin()
-            for name, arguments in calls:
-                yield CallBegin(name)
-                text = json.dumps(arguments, ensure_ascii=False)
-                yield CallArguments(as_arguments(text, self._use.arguments_of(name)) or "{}")
-                yield CallEnd()
-            self.refused = not self._may_be_calls()
 
     def keeps(self, marker: str) -> bool:
         """Whether a marker is text of an argument."""
         return self._nesting.quoted
 
-    def marker(self, name: str) -> Iterator[Event]:
-        """A marker within a list is text of it."""
-        return self.feed(name)
-
-    def finish(self) -> Iterator[Event]:
-        """A list ends by itself."""
-        yield from ()
+    def _head(self) -> Iterator[Event]:
+        self.refused = not self._may_be_calls()
+        if self.refused or not (end := self._end()):
+            return
+        calls = _calls(self.held[:end], self._ends)
+        if calls is None:
+            self.refused = True
+            return
+        self.held = self.held[end:]
+        self._begin()
+        for name, arguments in calls:
+            yield CallBegin(name)
+            text = json.dumps(arguments, ensure_ascii=False)
+            yield CallArguments(as_arguments(text, self._use.arguments_of(name)) or "{}")
+            yield CallEnd()
 
     def _begin(self) -> None:
         """Expect a list."""

@@ -20,6 +20,7 @@ from peagle.dialects.arguments import OTHER_THAN_TEXT, as_arguments, is_text, ty
 from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Content, Event
 from peagle.dialects.held_calls import HeldCalls
 from peagle.dialects.markers import Markers
+from peagle.dialects.sections import CallFormat
 from peagle.dialects.tools import Tool, ToolUse
 from peagle.dialects.value_rules import ANY_TEXT, object_rules, text_terminal
 
@@ -37,33 +38,28 @@ BEGUN_TAG = re.compile(r"\n?</parameter>\s*(?:<[^>\n]*)?\Z|\n?(?:</?[a-z_]{0,9})
 """What may become a tag, or the line end before it, with more text."""
 
 
-class Qwen3CoderCalls:
+class Qwen3CoderCalls(CallFormat):
     """`<function=…>` with a `<parameter=…>` for each argument."""
 
     name: ClassVar[str] = "qwen3_coder"
     begin: ClassVar[str] = "<tool_call>"
     end: ClassVar[str] = "</tool_call>"
     also: ClassVar[str] = "<function="
-    inner: ClassVar[tuple[str, ...]] = ()
-    bare: ClassVar[str] = ""
-    separator: ClassVar[str] = "WS?"
-    handover: ClassVar[str] = ""
 
     def reader(self, use: ToolUse, marked: bool) -> "TaggedCalls":
         """A reader of one section."""
         return TaggedCalls(use)
 
-    def rules(self, use: ToolUse, markers: Markers, opening: str) -> list[str]:
-        """Lark rules of a call; a text argument goes up to its closing tag."""
-        names = [f"call_{index}" for index in range(len(use.tools))]
-        call = f'"\\n<function=" ({" | ".join(names)}) "</function>\\n"'
-        rules = [f"call: {opening} {call} {markers.rule(self.end)}"]
-        for name, tool in zip(names, use.tools, strict=True):
-            head = json.dumps(f"{tool.name}>\n")
-            rules.append(f"{name}: {head} {name}_arguments")
-            rules_of = partial(_rules, tool)
-            rules += object_rules(f"{name}_arguments", tool.arguments.objects, tool, "", rules_of)
-        return rules
+    def _section(self, either: str, use: ToolUse, markers: Markers, opening: str) -> list[str]:
+        call = f'"\\n<function=" ({either}) "</function>\\n"'
+        return [f"call: {opening} {call} {markers.rule(self.end)}"]
+
+    def _call(self, name: str, tool: Tool, markers: Markers) -> list[str]:
+        """A text argument goes up to its closing tag."""
+        head, rules_of = json.dumps(f"{tool.name}>\n"), partial(_rules, tool)
+        arguments = f"{name}_arguments"
+        rules = object_rules(arguments, tool.arguments.objects, tool, "", rules_of)
+        return [f"{name}: {head} {arguments}", *rules]
 
 
 def _rules(tool: Tool, symbol: str, argument: Argument) -> list[str]:

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from peagle.dialects.arguments import as_arguments
-from peagle.dialects.dialect import Dialect
 from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from peagle.dialects.markers import Markers
 from peagle.dialects.parser import Section
-from peagle.dialects.sections import Trimmed
+from peagle.dialects.section_dialect import SectionDialect
+from peagle.dialects.sections import CallFormat, ReasoningFormat, Trimmed
 from peagle.dialects.tools import ToolUse
-from peagle.token_rules import ThoughtSpan
 
 THOUGHTS = ("thinking", "reasoning", "reasoning_content")
 CALLS = "tool_calls"
@@ -98,30 +97,25 @@ class ResponseTemplateParser:
             yield Content(text)
 
 
-class ResponseTemplateDialect:
+class ResponseTemplateDialect(SectionDialect):
     """Reads by the checkpoint's template, and constrains as the dialect that it looks like."""
 
-    def __init__(self, tokenizer: Any, like: Dialect) -> None:
-        self._tokenizer, self._like = tokenizer, like
+    def __init__(
+        self, tokenizer: Any, reasoning: ReasoningFormat | None, calls: CallFormat
+    ) -> None:
+        super().__init__(tokenizer, reasoning, calls)
+        self._tokenizer = tokenizer
         added = {token: text for text, token in tokenizer.get_added_vocab().items()}
         self._markers = Markers(added)
 
     @property
     def description(self) -> str:
         """The dialect in a few words."""
-        return f"by the checkpoint's response template; forms: {self._like.description}"
+        return f"by the checkpoint's response template; forms: {super().description}"
 
     def markers(self, use: ToolUse | None) -> Markers:
         """All added tokens."""
         return self._markers
-
-    def ends(self, use: ToolUse | None) -> tuple[int, ...]:
-        """Those of the dialect that the template looks like."""
-        return self._like.ends(use)
-
-    def thought_span(self, prompt: Sequence[int]) -> ThoughtSpan | None:
-        """That of the dialect that the template looks like."""
-        return self._like.thought_span(prompt)
 
     def parser(self, prompt: Sequence[int], use: ToolUse | None) -> ResponseTemplateParser:
         """A parser in the state that the prompt leaves."""
@@ -134,10 +128,6 @@ class ResponseTemplateDialect:
             self._tokenizer.get_response_parser(prefix=prefix, tools=tools or None),
             use or ToolUse(()),
         )
-
-    def grammar(self, prompt: Sequence[int], use: ToolUse | None, form: str | None) -> str | None:
-        """That of the dialect that the template looks like."""
-        return self._like.grammar(prompt, use, form)
 
 
 def _section(field: str) -> Section:

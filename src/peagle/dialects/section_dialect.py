@@ -23,22 +23,21 @@ class SectionDialect:
     """Thoughts between two markers, then content with calls among it."""
 
     def __init__(
-        self, tokenizer: Any, reasoning: ReasoningFormat | None, calls: CallFormat | None
+        self, tokenizer: Any, reasoning: ReasoningFormat | None, calls: CallFormat
     ) -> None:
         self._reasoning, self._calls = reasoning, calls
         thoughts = (reasoning.begin, reasoning.end) if reasoning is not None else ()
-        others = (calls.begin, calls.end, calls.also, *calls.inner) if calls is not None else ()
+        others = (calls.begin, calls.end, calls.also, *calls.inner)
         self._without_calls = Markers.of(tokenizer, thoughts)
         self._with_calls = Markers.of(tokenizer, (*thoughts, *filter(None, others)))
         self._turns = frozenset(Markers.of(tokenizer, TURNS).ids)
-        handover = calls.handover if calls is not None else ""
-        self._handover = tuple(Markers.of(tokenizer, [handover]).ids)
+        self._handover = tuple(Markers.of(tokenizer, [calls.handover]).ids)
 
     @property
     def description(self) -> str:
         """Both formats' names."""
         reasoning = f"reasoning as {self._reasoning.name}" if self._reasoning else "no reasoning"
-        return f"{reasoning}, tool calls as {self._calls.name}" if self._calls else reasoning
+        return f"{reasoning}, tool calls as {self._calls.name}"
 
     def markers(self, use: ToolUse | None) -> Markers:
         """The markers of an answer."""
@@ -72,8 +71,8 @@ class SectionDialect:
         if form is not None and not (use is not None and use.required):
             rules.append(f"form: {form}")
             parts.append("form")
-        if use is not None and self._calls is not None:
-            rules += self._calls_rules(self._calls, use, free=not parts and not use.required)
+        if use is not None:
+            rules += self._calls_rules(use, free=not parts and not use.required)
             parts.append("calls")
         return "\n".join([*rules, f"answer: {' | '.join(parts)}"])
 
@@ -103,8 +102,9 @@ class SectionDialect:
         heading = f" {json.dumps(self._reasoning.heading)}" if self._reasoning.heading else ""
         return [f"start: ({begin}{heading} thought WS?)? answer", *thought]
 
-    def _calls_rules(self, calls: CallFormat, use: ToolUse, free: bool) -> list[str]:
+    def _calls_rules(self, use: ToolUse, free: bool) -> list[str]:
         """The rule `calls`: calls only, or with `free` any text among them."""
+        calls = self._calls
         marker = self._with_calls.rule(calls.begin)
         spelled = marker.startswith('"')
         opening = "opening" if free and spelled and not calls.bare else marker

@@ -2,14 +2,16 @@
 
 import logging
 import string
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from peagle.dialects.events import CallBegin, Content, Event, Reasoning
+from peagle.dialects.held_calls import HeldCalls
 from peagle.dialects.markers import Markers
 from peagle.dialects.parser import Section
-from peagle.dialects.tools import ToolUse
+from peagle.dialects.tools import Tool, ToolUse
 
 log = logging.getLogger("peagle.dialects")
 
@@ -28,72 +30,49 @@ class ReasoningFormat:
     """Whether the model thinks from its first token on, without `begin`."""
 
 
-class CallReader(Protocol):
-    """Reads the inside of one section of calls."""
-
-    held: str
-    """What is no event yet."""
-    refused: bool
-    """Whether what is held cannot become a call."""
-
-    @property
-    def within(self) -> bool:
-        """Whether a call has begun and is not complete."""
-        ...
-
-    @property
-    def over(self) -> bool:
-        """Whether a call that has begun is complete unless more follows."""
-        ...
-
-    def keeps(self, marker: str) -> bool:
-        """Whether a marker is text of an argument, even one that otherwise ends the section."""
-        ...
-
-    def feed(self, text: str) -> Iterable[Event]:
-        """The events that more text makes, until `refused`."""
-        ...
-
-    def marker(self, name: str) -> Iterable[Event]:
-        """One of the format's markers, or one that is kept."""
-        ...
-
-    def finish(self) -> Iterable[Event]:
-        """The section is closed: complete what can be."""
-        ...
-
-
-class CallFormat(Protocol):
+class CallFormat(ABC):
     """How a model writes calls."""
 
     name: ClassVar[str]
     """As vLLM's `--tool-call-parser` calls it."""
     begin: ClassVar[str]
     """What opens a section of calls."""
-    end: ClassVar[str]
+    end: ClassVar[str] = ""
     """What closes it; empty where only the answer's end does."""
-    also: ClassVar[str]
+    also: ClassVar[str] = ""
     """Text that a call may begin with where the model left out `begin`; empty where none may."""
-    inner: ClassVar[tuple[str, ...]]
+    inner: ClassVar[tuple[str, ...]] = ()
     """Markers within a call."""
-    bare: ClassVar[str]
+    bare: ClassVar[str] = ""
     """First letter of an answer that is calls without any marker, escaped for a regular
     expression; empty where calls have markers."""
-    separator: ClassVar[str]
+    separator: ClassVar[str] = "WS?"
     """What stands between two calls, in Lark; empty where one section holds all of them."""
-    handover: ClassVar[str]
+    handover: ClassVar[str] = ""
     """The token after which the model waits for what its calls return; empty where none is."""
 
-    def reader(self, use: ToolUse, marked: bool) -> CallReader:
+    @abstractmethod
+    def reader(self, use: ToolUse, marked: bool) -> HeldCalls:
         """A reader of one section; `marked`: whether a marker opened it."""
-        ...
 
     def rules(self, use: ToolUse, markers: Markers, opening: str) -> list[str]:
         """Lark rules of a section, of which the first is `call`.
 
         opening: the symbol of `begin`.
         """
-        ...
+        names = [f"call_{index}" for index in range(len(use.tools))]
+        rules = self._section(" | ".join(names), use, markers, opening)
+        for name, tool in zip(names, use.tools, strict=True):
+            rules += self._call(name, tool, markers)
+        return rules
+
+    @abstractmethod
+    def _section(self, either: str, use: ToolUse, markers: Markers, opening: str) -> list[str]:
+        """The rule `call`, and what all calls share. either: the symbols of the tools' calls."""
+
+    @abstractmethod
+    def _call(self, name: str, tool: Tool, markers: Markers) -> list[str]:
+        """The rules of a call of one tool, of which the first is `name`."""
 
 
 class Trimmed:
@@ -146,7 +125,7 @@ class Sections:
         self._content = self._new_content()
         self._answered = False
         """Whether there was content or a call."""
-        self._call: CallReader | None = None
+        self._call: HeldCalls | None = None
         self._marked = False
         """Whether a marker opened the section of calls."""
         self._begin = ""
@@ -287,14 +266,14 @@ class Sections:
             self.section, self._call = "content", None
             yield from self._unread(call, "") if self._marked else self._answer(call.held)
 
-    def _close(self, call: CallReader, end: str) -> Iterator[Event]:
+    def _close(self, call: HeldCalls, end: str) -> Iterator[Event]:
         """Close a section of calls at its end marker, if any; what is no call in it is content."""
         yield from self._read(call.finish())
         self.section, self._call = "content", None
         if call.held.strip() and not call.within:
             yield from self._unread(call, end)
 
-    def _unread(self, call: CallReader, end: str) -> Iterator[Event]:
+    def _unread(self, call: HeldCalls, end: str) -> Iterator[Event]:
         """What is no call in a section, as it was written, between its markers."""
         log.warning(f"a tool call cannot be read and stays text: {call.held[:200]!r}")
         yield from self._answer(f"{self._begin}{call.held}{end}")
