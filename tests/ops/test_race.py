@@ -74,7 +74,7 @@ def test_the_target_s_own_logits_draft_its_own_tokens():
     ]
     positions = [7 * i for i in range(len(rows))]
     logits = 2 * torch.randn(len(rows), VOCAB)
-    how = Sampling(**{**vars(sampling(rows)), "top_p": torch.ones(len(rows))})
+    how = Sampling(**{**sampling(rows)._asdict(), "top_p": torch.ones(len(rows))})
     chosen = sample(logits, how, torch.tensor(positions) + 3)
     tokens = torch.arange(VOCAB).expand(len(rows), 1, VOCAB)
     heated = [{**row, "temperature": row["temperature"] / SHARPENING} for row in rows]

@@ -1,7 +1,7 @@
 """Drafts that may be chosen in some slots, and how those of neighbouring slots go together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +13,7 @@ RACED = 64
 """The likeliest drafts of a row among which a race is run."""
 
 
-@dataclass(frozen=True)
-class Candidates:
+class Candidates(NamedTuple):
     """Drafts that may be chosen in some slots, in the order of the draft vocabulary."""
 
     scores: Tensor
@@ -27,17 +26,15 @@ class Candidates:
     @classmethod
     def beside(cls, parts: Sequence["Candidates"]) -> "Candidates":
         """Those of consecutive slots together. parts: [requests, slots, candidates] each."""
-        columns = zip(*((part.scores, part.ids, part.tokens) for part in parts), strict=True)
-        return cls(*(torch.cat(column, dim=1) for column in columns))
+        return cls(*(torch.cat(column, dim=1) for column in zip(*parts, strict=True)))
 
     def by_request(self, slots: int) -> "Candidates":
         """[requests * slots, candidates] -> [requests, slots, candidates]."""
         shape = (-1, slots, self.scores.shape[-1])
-        return Candidates(self.scores.view(shape), self.ids.view(shape), self.tokens.view(shape))
+        return Candidates(*(each.view(shape) for each in self))
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(NamedTuple):
     """What is added to the score of a draft b after the draft a in the slot before it:
     <A[a] * gate, B[b]>."""
 
@@ -108,5 +105,4 @@ def earliest(
     early = values.gather(-1, likely).sort(dim=-1, descending=True, stable=True).indices
     # behind those that take part the others, the likeliest first
     places = likely.gather(-1, early[..., :count]).sort(dim=-1).values
-    columns = (each.gather(-1, places) for each in (found.scores, found.ids, found.tokens))
-    return Candidates(*(column.flatten(0, 1) for column in columns))
+    return Candidates(*(each.gather(-1, places).flatten(0, 1) for each in found))

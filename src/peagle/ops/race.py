@@ -39,7 +39,7 @@ def draft_scores(scores: Tensor, tokens: Tensor, race: Race, depth: int = 0) -> 
     the slot before; tokens: [requests, slots, candidates] target ids; depth: that of the first
     slot, 0 for the first draft.
     """
-    rows = _of_requests(race)
+    rows = race.sampling.of(race.requests)
     heat = (rows.temperature * SHARPENING)[:, None, None, None]
     delays = _delays(tokens, rows, race, depth)[:, :, None]
     return _raced(_kept(scores.float(), rows), delays, heat)
@@ -49,14 +49,10 @@ def arrivals(scores: Tensor, tokens: Tensor, race: Race, depth: int) -> Tensor:
     """What orders drafts by their arrival at the request's temperature, the highest first; of
     greedy requests their scores. scores, tokens: [requests, slots, candidates]; depth: that of the
     first slot."""
-    rows = _of_requests(race)
+    rows = race.sampling.of(race.requests)
     heat = rows.temperature[:, None, None]
     kept = _kept(scores[:, :, None], rows)[:, :, 0]
     return torch.where(heat == 0, scores, _raced(kept, _delays(tokens, rows, race, depth), heat))
-
-
-def _of_requests(race: Race) -> Sampling:
-    return Sampling(**{name: column[race.requests] for name, column in vars(race.sampling).items()})
 
 
 def _delays(tokens: Tensor, rows: Sampling, race: Race, depth: int) -> Tensor:

@@ -6,7 +6,7 @@ nothing but its own key, logits that round otherwise change a draw only where tw
 a number looked up in the cumulative distribution would move with every token before it.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,7 @@ LARGEST = 1 - 2.0**-24
 """The largest of float32's numbers below 1."""
 
 
-@dataclass(frozen=True)
-class Sampling:
+class Sampling(NamedTuple):
     """How each row of a batch, or of a request table, samples: [rows] each."""
 
     temperature: Tensor
@@ -42,8 +41,12 @@ class Sampling:
 
     def split(self, rows: int) -> list["Sampling"]:
         """Parts of `rows` rows each."""
-        columns = [column.split(rows) for column in vars(self).values()]
+        columns = [column.split(rows) for column in self]
         return [Sampling(*part) for part in zip(*columns, strict=True)]
+
+    def of(self, rows: Tensor) -> "Sampling":
+        """Those of some rows, [taken]."""
+        return Sampling(*(column[rows] for column in self))
 
 
 def sample_requests(
@@ -69,10 +72,9 @@ def sample_requests(
         return sampled
     count = len(logits) // len(requests)
     members = requests.repeat_interleave(count)
-    rows = Sampling(**{name: column[members] for name, column in vars(table).items()})
     if depths is None:
         depths = torch.arange(count, device=firsts.device).repeat(len(requests))
-    return _drawn(logits, greedy, rows, firsts[members] + depths)
+    return _drawn(logits, greedy, table.of(members), firsts[members] + depths)
 
 
 def sample(logits: Tensor, rows: Sampling, positions: Tensor) -> Tensor:

@@ -16,6 +16,9 @@ import importlib, re, subprocess, sys, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from peagle.ops.triton.cycle_state import Newest, Places
+from peagle.ops.triton.product_call import ProductForm, ProductResults
+from peagle.ops.triton.sandwich import MixtureNorms
 
 HOPPER = GPUTarget("cuda", 90, 32)
 BF16, F32, INT = "*bf16", "*fp32", "*i64"
@@ -23,17 +26,30 @@ FLAGS = {"OVERLAP": True}
 WIDTHS = ("depth", "outputs", "width", "hidden", "query_stride", "side_stride", "slots_stride")
 
 
+def typed(name, types):
+    "An argument's type; of a group of arguments, which a named tuple is, those of its fields."
+    found = types.get(name, "i32")
+    return found(*(typed(n, types) for n in found._fields)) if isinstance(found, type) else found
+
+
+def attributes(signature, place=()):
+    "What is known of pointers and widths, by their places among arguments and in groups."
+    known = {}
+    for i, (name, kind) in enumerate(signature.items()):
+        if isinstance(kind, tuple):
+            known |= attributes(kind._asdict(), (*place, i))
+        elif kind[0] == "*" or name in WIDTHS:
+            known[*place, i] = [["tt.divisibility", 16]]
+    return known
+
+
 def compiled(module, name, types, constants, gpu=HOPPER, **options):
     kernel = getattr(importlib.import_module(f"peagle.ops.triton.{module}"), name)
     names = kernel.arg_names
-    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
-    attributes = {
-        (i,): [["tt.divisibility", 16]]
-        for i, n in enumerate(names)
-        if signature[n][0] == "*" or n in WIDTHS
-    }
+    signature = {n: "constexpr" if n in constants else typed(n, types) for n in names}
     places = {(names.index(n),): value for n, value in constants.items()}
-    made = triton.compile(ASTSource(kernel, signature, places, attributes), gpu, options)
+    source = ASTSource(kernel, signature, places, attributes(signature))
+    made = triton.compile(source, gpu, options)
     print(module, name)
     return made
 
@@ -49,24 +65,30 @@ def spilled(made):
 
 
 def product(rows, **flags):
-    types = dict.fromkeys(("x", "weight", "bias", "stream", "norm_weight", "out", "scaled"), BF16)
-    types |= {"squares": F32, "sums": F32, "eps": "fp32", "partial": F32, "arrivals": "*i32"}
-    off = dict.fromkeys(("SCALED", "BIAS", "GATED", "ADDS", "OVERLAP"), False)
-    sizes = {"ROWS": rows, "COLUMNS": 32, "DEPTH": 128, "PARTS": 128, "SPLITS": 1}
-    compiled("residual", "_product", types, {**sizes, **off, **flags}, num_stages=5)
+    types = dict.fromkeys(("x", "weight", "bias", "stream", "norm", "out", "scaled"), BF16)
+    types |= {"squares": F32, "eps": "fp32", "partial": F32, "arrivals": "*i32"}
+    types["results"] = ProductResults
+    sizes = {"ROWS": rows, "COLUMNS": 32, "DEPTH": 128, "OVERLAP": flags.get("adds", False)}
+    sizes["F"] = product_form(128, **flags)
+    compiled("residual", "_product", types, sizes, num_stages=5)
 
 
-product(16, ADDS=True, OVERLAP=True)
-product(32, SCALED=True, GATED=True)
-product(16, SCALED=True, BIAS=True)
-product(64, ADDS=True, OVERLAP=True, SPLITS=2)
+def product_form(parts, splits=1, **flags):
+    off = dict.fromkeys(("scaled", "bias", "gated", "adds"), False)
+    return ProductForm(splits, parts, **{**off, **flags})
+
+
+product(16, adds=True)
+product(32, scaled=True, gated=True)
+product(16, scaled=True, bias=True)
+product(64, adds=True, splits=2)
 norm = {"x": BF16, "stream": BF16, "weight": BF16, "total": BF16, "out": BF16, "eps": "fp32"}
 compiled("residual", "_rms_norm", norm, {"BLOCK": 4096, **FLAGS})
 compiled("residual", "_add_rms_norm", norm, {"BLOCK": 4096, **FLAGS})
 norm |= {"product": BF16, "own_weight": BF16, "norm_weight": BF16, "scalar": BF16}
 norm |= dict.fromkeys(("experts_weight", "router_scale", "to_experts", "routed"), BF16)
 norm |= dict.fromkeys(("dense", "summands", "dense_weight"), BF16)
-norm |= {"next_eps": "fp32", "factor": "fp32"}
+norm |= {"next_eps": "fp32", "factor": "fp32", "mixture": MixtureNorms}
 for block, scalar in ((8192, True), (8192, False), (4096, False)):  # the 31B's, the 26B-A4B's
     sizes = {"BLOCK": block, "SCALAR": scalar, "MIXTURE": block == 4096, **FLAGS}
     compiled("sandwich", "_add_normed", norm, sizes, num_warps=8)
@@ -112,7 +134,7 @@ state += ("counts", "positions", "writes", "reads", "drafts", "chosen", "ks", "r
 types = dict.fromkeys(state, INT)
 streams = ("features", "embedding", "input_weight", "hidden_weight", "mask_feature", "x", "stream")
 types |= dict.fromkeys((*streams, "weight", "scaled", "kept"), BF16)
-types |= {"eps": "fp32"}
+types |= {"eps": "fp32", "newest": Newest, "places": Places}
 sizes = {"BATCH": 8, "HIDDEN": 4096, "READS": 8}
 compiled("cycle_state", "_draft_inputs", types, {**sizes, "BEFORE": False})
 compiled("cycle_state", "_verify_inputs", types, {"HIDDEN": 4096})
@@ -121,8 +143,12 @@ compiled("cycle_state", "_commit", types, sizes)
 types = {"logits": BF16, "best": F32, "place": "*i32", "offsets": INT, "out": INT}
 compiled("argmax", "_part", types, {"BLOCK": 4096})
 compiled("argmax", "_merge", types, {"PARTS": 64, "OFFSETS": True})
-types = dict.fromkeys(("greedy", "top_ks", "seeds", "requests", "firsts", "depths", "out"), INT)
-types |= dict.fromkeys(("temperatures", "top_ps", "min_ps"), F32)
+from peagle.ops.candidates import Candidates, Pairs
+from peagle.ops.sampling import Sampling
+from peagle.ops.triton.draft import Draws
+
+types = dict.fromkeys(("greedy", "requests", "firsts", "depths", "out"), INT)
+types |= {"table": Sampling(F32, INT, F32, F32, INT), "temperatures": F32}
 for logits, bits in ((BF16, 16), (F32, 32)):
     sizes = {"BITS": bits, "BLOCK": 8192, "DEPTHS": bits == 16}
     compiled("sampling", "_sample", types | {"logits": logits}, sizes, num_warps=32)
@@ -143,6 +169,7 @@ for logits, bits, races, skips in (
     sizes = {**switches, "COUNT": 16, "RACED": raced, "RACES": races, "LANES": 4096}
     merged = compiled("candidates", "_merge", types, sizes, num_warps=8)
     assert spilled(merged) == 0, "64 candidates each of 64 blocks, 262,144 tokens"
+types |= {"found": Candidates, "pairs": Pairs, "draws": Draws}
 types |= dict.fromkeys(("predecessor", "successor", "gates"), BF16)
 for pairs, warps in ((False, 1), (True, 4)):
     sizes = {"COUNT": 16, "RANK": 256 if pairs else 1, "PAIRS": pairs, "SHARPENING": 0.85}
@@ -174,29 +201,33 @@ for logits in (BF16, F32):
 compiled("penalties", "_count_emitted", types, {"WIDTH": 8}, num_warps=1)
 types = dict.fromkeys(("gate_up", "of_result", "out"), BF16)
 compiled("swiglu", "_gradient", types, {"BLOCK": 1024})
+from peagle.ops.triton.expert_blocks import ExpertSizes, Gates, BlockLayout
+
 experts = {"EXPERTS": 128, "BLOCK_E": 128}
-ints = dict.fromkeys(("order", "blocks", "count", "chosen"), "*i32")
+ints = dict.fromkeys(("order", "blocks", "num_blocks", "chosen"), "*i32") | {"layout": BlockLayout}
 sizes = {**experts, "BLOCK_M": 64, "CHUNK": 4096, "OVERLAP": True}
 compiled("expert_blocks", "_layout_kernel", ints, sizes)
 types = dict.fromkeys(("x", "weight", "logits", "bias", "factors", "weights"), BF16) | ints
 types |= dict.fromkeys(("squares", "partial", "scales"), F32)
 types |= {"arrivals": "*i32", "eps": "fp32"}
-choice = {**experts, "DEPTH": 2048, "PARTS": 128, "TOP_K": 8, "NORMALIZE": True}
+from peagle.ops.triton.routing import RouterEpilogue, RouterSizes
+
+types["behind"] = RouterEpilogue
 pieces = {"SPLITS": 8, "SHARE": 256, "COLUMNS": 16, "FEW": 16}
 for form, rows in ((False, 1), (True, 16)):
-    flags = {"SCALED": form, "BIAS": form, "FACTORS": not form, "BLOCK_R": rows}
-    flags["OVERLAP"] = form
-    compiled("routing", "_route_kernel", types, {**choice, **flags})
-    compiled("routing", "_route_few_kernel", types, {**choice, **pieces, **flags})
+    choice = RouterSizes(2048, 128, form, form, 128, 128, 8, True, not form)
+    flags = {"C": choice, "BLOCK_R": rows, "OVERLAP": form}
+    compiled("routing", "_route_kernel", types, flags)
+    compiled("routing", "_route_few_kernel", types, {**pieces, **flags})
 types = dict.fromkeys(("x", "weight", "bias", "out", "weights"), BF16) | ints | {"scales": F32}
 forms = ((False, 8, 768, 2048), (True, 4, 2880, 2880), (False, 8, 704, 2816))
-for form, top_k, columns, depth in forms:
-    sizes = {"COLUMNS": columns, "DEPTH": depth, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 128}
-    gates = {"TOP_K": top_k, "SCALED": form, "LIMIT": 7.0, "ALPHA": 1.702, "GELU": columns == 704}
-    compiled("moe", "_gate_up_kernel", types, {**sizes, "BIAS": form, **gates})
-    compiled("moe", "_down_kernel", types, {**sizes, "BIAS": form, "OVERLAP": form})
-packed = {"numbers": "*i16"}
-from peagle.ops.triton.packed_sums import Packing
+for biased, top_k, columns, depth in forms:
+    sizes = ExpertSizes(columns, depth, biased, pairs=16, lines=16, step=128)
+    gates = Gates(top_k, biased, 7.0, 1.702, gelu=columns == 704)
+    compiled("moe", "_gate_up_kernel", types, {"E": sizes, "G": gates})
+    compiled("moe", "_down_kernel", types, {"E": sizes, "OVERLAP": biased})
+packed = {"numbers": "*i16", "results": ProductResults}
+from peagle.ops.triton.packed_sums import Operands, Packing
 
 
 def packing(kind, high, wide, columns, run=128):
@@ -209,30 +240,29 @@ cases = [(k, n) for k in ("fp8", "mxfp4") for n in (16, quantized_experts.LARGES
 for kind, block in cases:
     mxfp4, tiling = kind == "mxfp4", quantized_experts.TILINGS[kind][block > 16]
     depth = 2880 if mxfp4 else 2048
-    sizes = {"COLUMNS": 768, "DEPTH": depth, "BLOCK_M": block, "BLOCK_N": tiling.lines}
-    sizes["BLOCK_K"] = tiling.depth
     of_blocks = (1, 32, 96, 64) if mxfp4 else (128, 128, 16)
-    sizes |= {"BIAS": mxfp4, "W": packing(kind, *of_blocks)}
-    gates = {"TOP_K": 8, "SCALED": True, "LIMIT": 7.0, "ALPHA": 1.702, "GELU": block == 64}
-    types |= {**packed, **dict.fromkeys(("scales", "zeros", "factors"), "*u8" if mxfp4 else F32)}
-    types |= {"by_row": F32}
+    sizes = {"E": ExpertSizes(768, depth, mxfp4, block, tiling.lines, tiling.depth)}
+    sizes["W"] = packing(kind, *of_blocks)
+    gates = {"G": Gates(8, True, 7.0, 1.702, gelu=block == 64)}
+    types |= {**packed, "weight": Operands, "by_row": F32}
+    types |= dict.fromkeys(("scales", "zeros", "factors"), "*u8" if mxfp4 else F32)
     options = {"num_warps": 4, "num_stages": tiling.stages}
     gate_up = compiled("quantized_experts", "_gate_up_kernel", types, {**sizes, **gates}, **options)
     down = {**sizes, "OVERLAP": True}
     down = compiled("quantized_experts", "_down_kernel", types, down, **options)
     assert max(map(spilled, (gate_up, down))) <= 64, (kind, block)
 types = dict.fromkeys(("x", "bias", "stream", "norm", "out", "scaled"), BF16) | packed
-types |= dict.fromkeys(("squares", "scales", "zeros", "factors", "squared", "partial"), F32)
+types |= dict.fromkeys(("squares", "scales", "zeros", "factors", "partial"), F32)
+types["weight"] = Operands
 types |= {"arrivals": "*i32", "eps": "fp32"}
 for rows, blocks, flags in (
-    (16, 32, {"ADDS": True, "SPLITS": 4}),
-    (64, 32, {"SCALED": True, "GATED": True}),
-    (128, 1, {"BIAS": True}),
+    (16, 32, {"adds": True, "splits": 4}),
+    (64, 32, {"scaled": True, "gated": True}),
+    (128, 1, {"bias": True}),
 ):
     sizes = {"W": packing("fp8", 128 if blocks > 1 else 1, 4096 // blocks, blocks)}
-    sizes |= {"ROWS": rows, "LINES": 64, "DEPTH": 128, "SPLITS": 1, "PARTS": 64, **FLAGS}
-    off = dict.fromkeys(("SCALED", "BIAS", "GATED", "ADDS"), False)
-    compiled("quantized_product", "_product", types, {**sizes, **off, **flags}, num_stages=4)
+    sizes |= {"ROWS": rows, "LINES": 64, "DEPTH": 128, **FLAGS, "F": product_form(64, **flags)}
+    compiled("quantized_product", "_product", types, sizes, num_stages=4)
 FOUR_BITS = {
     "nvfp4": Packing("nvfp4", 64, 1, 16, 256, False, True, True, 4),
     "mxfp4": Packing("mxfp4", 64, 1, 32, 128, False, False, False, 4),
@@ -243,8 +273,8 @@ FOUR_BITS = {
 for name, own in FOUR_BITS.items():
     kinds = "*u8" if own.kind in ("nvfp4", "mxfp4") else BF16
     types |= {"scales": kinds, "zeros": "*u8" if own.zeros else kinds, "factors": F32}
-    for rows, flags in ((16, {"ADDS": True, "SPLITS": 4}), (64, {"SCALED": True, "GATED": True})):
-        constants = {**sizes, **off, "W": own, "ROWS": rows, **flags}
+    for rows, flags in ((16, {"adds": True, "splits": 4}), (64, {"scaled": True, "gated": True})):
+        constants = {**sizes, "W": own, "ROWS": rows, "F": product_form(64, **flags)}
         made = compiled("quantized_product", "_product", types, constants, num_stages=4)
         assert spilled(made) == 0, (name, rows)
     tile = {"W": own, "LINES": 16, "STEP": 256}
@@ -269,13 +299,14 @@ for kind, rows, programs, gpu, most in (
         programs, quantized_product.step_bytes(height, 128, x), room, processors=58
     )
     types |= dict.fromkeys(("x", "bias", "stream", "norm", "out", "scaled"), kind)
-    flags = {"W": packing("fp8", 128, 128, 1), "ROWS": height, "GATED": True, "OVERLAP": False}
+    flags = {"W": packing("fp8", 128, 128, 1), "ROWS": height, "OVERLAP": False}
+    flags["F"] = product_form(64, gated=True)
     needed = compiled(
-        "quantized_product", "_product", types, {**sizes, **off, **flags}, gpu, num_stages=stages
+        "quantized_product", "_product", types, {**sizes, **flags}, gpu, num_stages=stages
     ).metadata.shared
     assert needed <= most, (kind, rows, stages, needed)
 quantized_product.shared_memory = lambda x: ROOM
-types = dict.fromkeys(("order", "blocks", "count"), "*i32") | {"by_row": F32, "numbers": "*i16"}
+types = {**ints, "by_row": F32, "numbers": "*i16", "weight": Operands}
 for packed, kind, block in (
     *(("fp8", BF16, 32), ("fp8", BF16, 64), ("fp8", F32, 16)),
     *(("mxfp4", BF16, 32), ("mxfp4", BF16, 64), ("mxfp4", F32, 16)),
@@ -285,10 +316,9 @@ for packed, kind, block in (
     stages = quantized_experts.stages_for(tiling, 4 if mxfp4 else 8, block, x)
     types |= dict.fromkeys(("x", "bias", "out"), kind)
     types |= dict.fromkeys(("scales", "zeros", "factors"), "*u8" if mxfp4 else F32)
-    flags = {"COLUMNS": 768, "DEPTH": 2880 if mxfp4 else 2048, "BLOCK_M": block}
-    flags |= {"BLOCK_N": tiling.lines, "BLOCK_K": tiling.depth}
-    of_blocks = (1, 32, 96, 64) if mxfp4 else (1, 2048, 1)
-    flags |= {"W": packing(packed, *of_blocks), "BIAS": mxfp4, **gates, "GELU": False}
+    depth, of_blocks = (2880, (1, 32, 96, 64)) if mxfp4 else (2048, (1, 2048, 1))
+    flags = {"E": ExpertSizes(768, depth, mxfp4, block, tiling.lines, tiling.depth)}
+    flags |= {"W": packing(packed, *of_blocks), "G": Gates(8, True, 7.0, 1.702, gelu=False)}
     needed = compiled(
         "quantized_experts", "_gate_up_kernel", types, flags, ADA, num_stages=stages
     ).metadata.shared
@@ -315,13 +345,9 @@ from peagle.ops.triton.layer_chain.shape import LAYOUT3, LAYOUT4, ChainSizes
 
 def made(kernel, types, constant, value, **options):
     names = kernel.arg_names
-    signature = {n: "constexpr" if n == constant else types.get(n, "i32") for n in names}
-    attributes = {
-        (i,): [["tt.divisibility", 16]]
-        for i, n in enumerate(names)
-        if signature[n][0] == "*" or n in WIDTHS
-    }
-    source = GluonASTSource(kernel, signature, {(names.index(constant),): value}, attributes)
+    signature = {n: "constexpr" if n == constant else typed(n, types) for n in names}
+    places = {(names.index(constant),): value}
+    source = GluonASTSource(kernel, signature, places, attributes(signature))
     return triton.compile(source, HOPPER, {**options, "launch_pdl": True})
 
 
@@ -346,13 +372,17 @@ for rows, qkv in ((8, 6144), (16, 0), (32, 6144), (64, 6144)):
     assert kernel.metadata.shared <= shape.stages * shape.slot + layer_chain.MARGIN
     print("layer_chain", "_chain")
 
+from peagle.ops.delta_net import DeltaHeads
+from peagle.ops.triton.delta_net import DeltaSizes, Inputs, Spans
+
 about = dict.fromkeys(("requests", "starts", "firsts", "counts", "accepted", "sures"), INT)
 about |= dict.fromkeys(("product", "gates", "kept", "conv", "weight", "given"), BF16)
 about |= dict.fromkeys(("state", "brought", "decay", "decay_bias"), F32)
 about |= dict.fromkeys(("eps", "scale", "length_eps"), "fp32")
-sizes = {"CHANNELS": 10_240, "HEADS": 48, "WIDTH": 128, **FLAGS}
+heads = DeltaHeads(num_key_heads=16, num_value_heads=48, key_dim=128, value_dim=128)
+about |= {"inputs": Inputs, "spans": Spans, "strides": Inputs("i32", "i32", "i32")}
+sizes = {"D": DeltaSizes.of(heads, drafts=7), **FLAGS}
 compiled("delta_net", "_norm", about, {**sizes, "TOGETHER": 4}, num_warps=4)
-sizes |= {"INPUTS": 10_336, "WINDOW": 3, "DRAFTS": 7, "SHARED": 3, "KEYS": 128}
 compiled("delta_net", "_bring", about, {**sizes, "ROWS": 16}, num_warps=4)
 parts = {"VALUES": 32, "KEPT": 64, "PLACES": 16, "STAGES": 4}
 recur = compiled("delta_net", "_recur", about, {**sizes, **parts}, num_warps=1)

@@ -162,9 +162,9 @@ def test_pairs_are_ordered_and_cut_into_blocks(
     router = kernels.Router(torch.eye(12, device=device), None, 4, True)
     routing = kernels.route(Normed(logits, None, 0.0), router, block)
     chosen = logits.softmax(dim=-1).topk(4).indices.flatten()
-    assert routing.order.tolist() == chosen.argsort(stable=True).tolist()
-    laid, count = 0, int(routing.count)
-    for expert, first, past in routing.blocks[:count].tolist():
+    assert routing.layout.order.tolist() == chosen.argsort(stable=True).tolist()
+    laid, count = 0, int(routing.layout.num_blocks)
+    for expert, first, past in routing.layout.blocks[:count].tolist():
         assert first == laid
         assert 0 < past - first <= block
         assert bool((chosen.sort().values[first:past] == expert).all())

@@ -89,11 +89,12 @@ def depth_for(form: str) -> int:
 @pytest.mark.parametrize("form", [*FOUR_BITS, "int8"])
 def test_a_product_of_few_bits(device: torch.device, rows: int, form: str):
     """With an odd number of outputs."""
-    from peagle.ops.triton import quantized_product as kernels
+    from peagle.ops.triton import few_rows as kernels
+    from peagle.ops.triton import quantized_product
 
     made = int8_weight(201, 320) if form == "int8" else four_bits(form, 201, depth_for(form))
     weight = made.to(device)
-    assert kernels.takes(weight, weight.device)
+    assert quantized_product.takes(weight, weight.device)
     x, bias = torch.randn(rows, weight.shape[1]).to(device), torch.randn(201).to(device)
     found, wanted = kernels.linear(x, None, 1e-5, weight, bias), x @ weight.dense().T + bias
     scale = weight.dense().abs().amax(1) * weight.shape[1] ** 0.5  # factors are far apart
@@ -136,7 +137,7 @@ def test_many_rows_are_multiplied_by_what_is_widened_first(
 @pytest.mark.parametrize("form", ["mxfp4", "nvfp4", "int4 64, zeros"])
 def test_a_norm_a_gate_and_an_addition_of_four_bits(device: torch.device, form: str):
     """Depths that programs share."""
-    from peagle.ops.triton import quantized_product as kernels
+    from peagle.ops.triton import few_rows as kernels
 
     down, up = (four_bits(form, *s).to(device) for s in ((96, 2304), (384, 96)))
     x, stream, norm = (torch.randn(size).to(device) for size in ((5, 2304), (5, 96), (96,)))
@@ -154,7 +155,7 @@ def test_a_norm_a_gate_and_an_addition_of_four_bits(device: torch.device, form: 
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("block", [None, (128, 128), (1, 128), (64, 64)])
 def test_a_product(device: torch.device, rows: int, depth: int, block: tuple[int, int] | None):
-    from peagle.ops.triton import quantized_product as kernels
+    from peagle.ops.triton import few_rows as kernels
 
     weight = fp8_weight(200, depth, block=block).to(device)
     x, bias = torch.randn(rows, depth).to(device), torch.randn(200).to(device)
@@ -169,7 +170,7 @@ def test_a_norm_a_gate_and_an_addition(
     device: torch.device, rows: int, block: tuple[int, int] | None
 ):
     """A row's way through an output projection, gate and up, and down."""
-    from peagle.ops.triton import quantized_product as kernels
+    from peagle.ops.triton import few_rows as kernels
 
     first, second = (fp8_weight(*s, block=block).to(device) for s in ((256, 128), (384, 256)))
     x, stream, norm = (torch.randn(size).to(device) for size in ((rows, 128), (rows, 256), (256,)))
@@ -187,10 +188,11 @@ def test_a_norm_a_gate_and_an_addition(
 @on_a_gpu  # the interpreter's products are numpy's, which depend on the rows
 def test_a_row_alone_is_what_it_is_among_others(device: torch.device):
     """How the depth is divided does not depend on the rows."""
-    from peagle.ops.triton import quantized_product as kernels
+    from peagle.ops.triton import few_rows as kernels
+    from peagle.ops.triton import quantized_product
 
     weight = fp8_weight(96, 2048, block=(128, 128)).to(device)
-    assert kernels.splits_of(96, 2048, 132) > 1
+    assert quantized_product.splits_of(96, 2048, 132) > 1
     x = torch.randn(64, 2048).to(device)
     whole = kernels.linear(x, None, 1e-5, weight, None)
     for rows in (1, 8, 16, 32):
@@ -201,7 +203,7 @@ def test_a_row_alone_is_what_it_is_among_others(device: torch.device):
 @pytest.mark.parametrize("rows", [1, 16, 64, 200])
 @pytest.mark.parametrize("block", [None, (128, 128), (64, 64)])
 def test_a_product_in_bfloat16(device: torch.device, rows: int, block: tuple[int, int] | None):
-    from peagle.ops.triton import quantized_product as kernels
+    from peagle.ops.triton import few_rows as kernels
 
     weight = fp8_weight(512, 1152, block=block).to(device)
     x = torch.randn(rows, 1152).to(device, torch.bfloat16)

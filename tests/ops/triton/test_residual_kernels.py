@@ -20,31 +20,31 @@ def _seed() -> None:
 def test_products_equal_norm_product_and_addition(
     device: torch.device, rows: int, depth: int, outputs: int
 ) -> None:
-    from peagle.ops.triton import residual
+    from peagle.ops.triton import few_rows
 
     x, first = draw(rows, depth, device=device), draw(outputs, depth, device=device)
     stream, scale = draw(rows, outputs, device=device), draw(outputs, device=device)
     bias = draw(outputs, device=device)
-    total, scaled, squares = residual.add(x, first, bias, stream, scale)
+    total, scaled, squares = few_rows.add(x, first, bias, stream, scale)
     expected = stream + F.linear(x, first, bias)
     torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-4)
 
     second = draw(2 * 24, outputs, device=device)
     normed = rms_norm(expected, scale, 1e-5)
-    product = residual.linear(scaled, squares, 1e-5, second, None)
+    product = few_rows.linear(scaled, squares, 1e-5, second, None)
     torch.testing.assert_close(product, F.linear(normed, second), rtol=1e-4, atol=1e-4)
     gate, up = F.linear(normed, second).chunk(2, dim=-1)
-    swiglu = residual.gated(scaled, squares, 1e-5, second)
+    swiglu = few_rows.gated(scaled, squares, 1e-5, second)
     torch.testing.assert_close(swiglu, F.silu(gate) * up, rtol=1e-4, atol=1e-4)
 
 
 def test_products_are_rounded_before_the_gate_is_taken(device: torch.device) -> None:
     """As where they are written first, so that a row is the same on either way."""
-    from peagle.ops.triton import residual
+    from peagle.ops.triton import few_rows
 
     x, weight = (torch.randint(-64, 65, size) / 256 for size in ((5, 256), (96, 256)))
     half = torch.float16  # which Triton's interpreter can multiply
-    found = residual.gated(x.to(device, half), None, 1e-5, weight.to(device, half)).cpu()
+    found = few_rows.gated(x.to(device, half), None, 1e-5, weight.to(device, half)).cpu()
     product = F.linear(x, weight)
     assert (found == swiglu(product.to(half).float()).to(half)).float().mean() > 0.99
     assert (found == swiglu(product).to(half)).float().mean() < 0.9

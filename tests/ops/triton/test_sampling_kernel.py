@@ -40,7 +40,7 @@ def both(logits: Tensor, device: torch.device, settings=FILTERS) -> tuple[Tensor
     firsts = torch.arange(len(settings)) * 31
     greedy = argmax(logits)
     expected = reference(logits, greedy, known, requests, firsts)
-    there = Sampling(**{name: column.to(device) for name, column in vars(known).items()})
+    there = Sampling(**{name: column.to(device) for name, column in known._asdict().items()})
     inputs = (tensor.to(device) for tensor in (logits, greedy))
     found = kernel.sample_requests(*inputs, there, requests.to(device), firsts.to(device))
     return found.cpu(), expected
@@ -107,7 +107,7 @@ def test_rows_at_given_depths(device: torch.device):
     given = argmax(logits), known, requests, torch.tensor([5, 40])
     wanted = reference(logits, *given, depths)
     moved = [each.to(device) for each in (logits, given[0])]
-    how = Sampling(**{name: column.to(device) for name, column in vars(known).items()})
+    how = Sampling(**{name: column.to(device) for name, column in known._asdict().items()})
     rest = [each.to(device) for each in (requests, given[3], depths)]
     assert torch.equal(kernel.sample_requests(*moved, how, *rest).cpu(), wanted)
     assert wanted[1] == wanted[2]

@@ -19,12 +19,8 @@ class BatchInvariant(CuBLAS):
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         weight = layer.weight
         if isinstance(weight, QuantizedWeight):
-            fast = kernels("quantized_product")
-            return fast.linear(x.x, None, x.eps, weight, layer.bias)
+            return kernels("few_rows").linear(x.x, None, x.eps, weight, layer.bias)
         return kernels("batch_invariant").linear(x.x, weight, layer.bias)
-
-    def gated(self, x: Normed, layer: Linear) -> Tensor:
-        return kernels("swiglu").swiglu(self.linear(x, layer))
 
 
 def covers(weight: Weight) -> bool:

@@ -19,12 +19,12 @@ class FewRows(Kernel):
         return kernels("tiles").takes(product, x.x.device)
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
-        return kernels("residual").linear(x.x, x.squares, x.eps, layer.weight, layer.bias)
+        return kernels("few_rows").linear(x.x, x.squares, x.eps, layer.weight, layer.bias)
 
     def gated(self, x: Normed, layer: Linear) -> Tensor:
-        return kernels("residual").gated(x.x, x.squares, x.eps, layer.weight)
+        return kernels("few_rows").gated(x.x, x.squares, x.eps, layer.weight)
 
     def add(self, x: Normed, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
-        fast = kernels("residual")
+        fast = kernels("few_rows")
         total, scaled, squares = fast.add(x.x, layer.weight, layer.bias, stream, norm.weight)
         return total, Normed(scaled, squares, norm.eps)

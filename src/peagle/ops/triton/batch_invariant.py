@@ -6,12 +6,12 @@ rows are few; where they are many, each takes the same parts one after the other
 in the same order.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.triton.launch import begin, counters, multiprocessors, overlap
+from peagle.ops.triton.launch import begin, multiprocessors, overlap
+from peagle.ops.triton.product_call import gathered, left, meeting
 from peagle.ops.triton.quantized_product import splits_of
 from peagle.ops.triton.tiles import padded
 
@@ -30,18 +30,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     height, splits = min(padded(rows), MOST_ROWS), splits_of(outputs, depth, multiprocessors(x))
     tiles, across = triton.cdiv(outputs, LINES), triton.cdiv(rows, height)
     shared = splits > 1 and across == 1
-    partial, arrivals = out, out
-    if shared:
-        size = tiles * splits * LINES * height
-        partial = torch.empty(size, dtype=torch.float32, device=x.device)
-        arrivals = counters(x.device, tiles)
     _product[(tiles, across, splits if shared else 1)](
         x.contiguous(),
         weight,
         out if bias is None else bias,
         out,
-        partial,
-        arrivals,
+        *meeting(out, tiles, splits if shared else 1, LINES * height),
         rows,
         outputs,
         depth,
@@ -103,22 +97,16 @@ def _product(
     x_at = x + row.to(tl.int64)[None, :] * depth + step[:, None]
     kept = tl.minimum(line, outputs - 1).to(tl.int64)
     w_at = weight + kept[:, None] * depth + step[None, :]
-    total = tl.zeros([LINES, ROWS], tl.float32)
     if SHARED:
         split = tl.program_id(2)
-        size: tl.constexpr = LINES * ROWS
         place = tl.arange(0, LINES)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
-        at = partial + tile * (SPLITS * size) + place
+        at = partial + tile * (SPLITS * LINES * ROWS) + place
         part = _part(x_at, w_at, real, split, depth, ROWS, LINES, DEPTH, SPLITS)
-        tl.store(at + split * size, part)
-        tl.debug_barrier()
-        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") != SPLITS - 1:
+        if not left(part, at, split, arrivals, tile, SPLITS):
             return
-        tl.store(arrivals + tile, 0)
-        tl.debug_barrier()
-        for other in tl.static_range(SPLITS):
-            total += tl.load(at + other * size, cache_modifier=".cg")
+        total = gathered(at, arrivals, tile, SPLITS)
     else:
+        total = tl.zeros([LINES, ROWS], tl.float32)
         for split in range(SPLITS):
             total += _part(x_at, w_at, real, split, depth, ROWS, LINES, DEPTH, SPLITS)
     if BIAS:

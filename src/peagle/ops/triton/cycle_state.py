@@ -1,5 +1,7 @@
 """Expansion of accepted tokens into a pass's rows, and acceptance, each in one launch."""
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -7,6 +9,26 @@ from torch import Tensor
 
 from peagle.ops.cached_attention import PassRows
 from peagle.ops.cycle_state import CycleState, DraftInputs, FirstNorms
+
+
+class Newest(NamedTuple):
+    """As in `CycleState`."""
+
+    computed: Tensor
+    pending: Tensor
+    emitted: Tensor
+
+
+class Places(NamedTuple):
+    """What kernels read to place rows, and what they write; as in `PassRows`."""
+
+    slots: Tensor
+    limits: Tensor
+    starts: Tensor
+    firsts: Tensor
+    counts: Tensor
+    positions: Tensor
+    writes: Tensor
 
 
 def draft_inputs(
@@ -21,9 +43,7 @@ def draft_inputs(
     reads = requests.new_empty(batch, masks + 1, dtype=torch.int64)
     _draft_inputs[(most,)](
         requests,
-        state.computed,
-        state.pending,
-        state.emitted,
+        _newest(state),
         state.features,
         norms.embedding,
         norms.input_weight,
@@ -31,7 +51,7 @@ def draft_inputs(
         norms.mask_feature,
         x,
         stream,
-        *_places(state, rows),
+        _places(state, rows),
         reads,
         state.slots.stride(0),
         batch,
@@ -64,15 +84,13 @@ def verify_inputs(
     rows = _empty_rows(state, requests, batch * count, count)
     _verify_inputs[(batch * count,)](
         requests,
-        state.computed,
-        state.pending,
-        state.emitted,
+        _newest(state),
         drafts,
         embedding,
         weight,
         x,
         scaled,
-        *_places(state, rows),
+        _places(state, rows),
         state.slots.stride(0),
         count,
         state.emitted.shape[1],
@@ -91,10 +109,13 @@ def _empty_rows(state: CycleState, requests: Tensor, rows: int, most: int) -> Pa
     return PassRows(state.slots, state.limits, requests, *places, most)
 
 
-def _places(state: CycleState, rows: PassRows) -> tuple[Tensor, ...]:
-    """What the kernels read to place rows, and what they write."""
-    written = (rows.starts, rows.firsts, rows.counts, rows.positions, rows.writes)
-    return (state.slots, state.limits, *written)
+def _newest(state: CycleState) -> Newest:
+    return Newest(state.computed, state.pending, state.emitted)
+
+
+def _places(state: CycleState, rows: PassRows) -> Places:
+    written = rows.starts, rows.firsts, rows.counts, rows.positions, rows.writes
+    return Places(state.slots, state.limits, *written)
 
 
 def commit(
@@ -108,9 +129,7 @@ def commit(
         drafts,
         chosen,
         chosen if features is None else features,
-        state.computed,
-        state.pending,
-        state.emitted,
+        _newest(state),
         state.features,
         state.limits,
         state.ks,
@@ -132,20 +151,18 @@ def _scale(x, eps, hidden):
 
 
 @triton.jit
-def _place(row, mine, position, slots, limits, positions, writes, slots_stride):
+def _place(row, mine, position, places, slots_stride):
     """Note a row's position and its cache slot."""
-    kept = position < tl.load(limits + mine)
-    slot = tl.load(slots + mine * slots_stride + position, mask=kept, other=-1)
-    tl.store(positions + row, position)
-    tl.store(writes + row, slot)
+    kept = position < tl.load(places.limits + mine)
+    slot = tl.load(places.slots + mine * slots_stride + position, mask=kept, other=-1)
+    tl.store(places.positions + row, position)
+    tl.store(places.writes + row, slot)
 
 
 @triton.jit
 def _draft_inputs(
     requests,
-    computed,
-    pending,
-    emitted,
+    newest,
     features,
     embedding,
     input_weight,
@@ -153,13 +170,7 @@ def _draft_inputs(
     mask_feature,
     x,
     stream,
-    slots,
-    limits,
-    starts,
-    firsts,
-    counts,
-    positions,
-    writes,
+    places,
     reads,
     slots_stride,
     batch,
@@ -177,13 +188,13 @@ def _draft_inputs(
     member = tl.arange(0, BATCH)
     there = member < batch
     table_rows = tl.load(requests + member, mask=there, other=0)
-    count = tl.load(pending + table_rows, mask=there, other=0).to(tl.int32)
+    count = tl.load(newest.pending + table_rows, mask=there, other=0).to(tl.int32)
     rows = tl.where(there, count + masks, 0)
     ends = tl.cumsum(rows, 0)
     all_rows = tl.sum(rows, 0)
     if row >= all_rows:
-        tl.store(positions + row, tl.zeros([], tl.int64))
-        tl.store(writes + row, tl.full([], -1, tl.int64))
+        tl.store(places.positions + row, tl.zeros([], tl.int64))
+        tl.store(places.writes + row, tl.full([], -1, tl.int64))
         return
     index = tl.sum((ends <= row).to(tl.int32), 0)
     chosen = member == index
@@ -191,19 +202,19 @@ def _draft_inputs(
     known = tl.sum(tl.where(chosen, count, 0), 0)
     first = tl.sum(tl.where(chosen, ends - rows, 0), 0)
     place = row - first
-    start = tl.load(computed + mine) - known
-    _place(row, mine, start + place, slots, limits, positions, writes, slots_stride)
+    start = tl.load(newest.computed + mine) - known
+    _place(row, mine, start + place, places, slots_stride)
     if place == 0:
-        tl.store(starts + index, start)
-        tl.store(firsts + index, first.to(tl.int64))
-        tl.store(counts + index, (known + masks).to(tl.int64))
+        tl.store(places.starts + index, start)
+        tl.store(places.firsts + index, first.to(tl.int64))
+        tl.store(places.counts + index, (known + masks).to(tl.int64))
         read = tl.arange(0, READS)
         at = reads + index * (masks + 1) + read
         tl.store(at, (first + known - 1 + read).to(tl.int64), mask=read <= masks)
     real = place < known
     column = tl.arange(0, HIDDEN)
     inside = column < hidden
-    token = tl.load(emitted + mine * width + place, mask=real, other=mask_token)
+    token = tl.load(newest.emitted + mine * width + place, mask=real, other=mask_token)
     word = tl.load(embedding + token * hidden + column, mask=inside, other=0.0).to(tl.float32)
     seen = tl.load(
         features + (mine * width + place) * hidden + column, mask=inside & real, other=0.0
@@ -227,21 +238,13 @@ def _draft_inputs(
 @triton.jit
 def _verify_inputs(
     requests,
-    computed,
-    pending,
-    emitted,
+    newest,
     drafts,
     embedding,
     weight,
     x,
     scaled,
-    slots,
-    limits,
-    starts,
-    firsts,
-    counts,
-    positions,
-    writes,
+    places,
     slots_stride,
     count,
     width,
@@ -252,14 +255,14 @@ def _verify_inputs(
     row = tl.program_id(0)
     index, place = row // count, row % count
     mine = tl.load(requests + index).to(tl.int64)
-    newest = tl.load(pending + mine) - 1
-    start = tl.load(computed + mine)
-    _place(row, mine, start + place, slots, limits, positions, writes, slots_stride)
+    last = tl.load(newest.pending + mine) - 1
+    start = tl.load(newest.computed + mine)
+    _place(row, mine, start + place, places, slots_stride)
     if place == 0:
-        tl.store(starts + index, start)
-        tl.store(firsts + index, row.to(tl.int64))
-        tl.store(counts + index, tl.cast(count, tl.int64))
-    first = tl.load(emitted + mine * width + newest, mask=place == 0, other=0)
+        tl.store(places.starts + index, start)
+        tl.store(places.firsts + index, row.to(tl.int64))
+        tl.store(places.counts + index, tl.cast(count, tl.int64))
+    first = tl.load(newest.emitted + mine * width + last, mask=place == 0, other=0)
     later = tl.load(drafts + index * (count - 1) + place - 1, mask=place > 0, other=0)
     token = first + later
     column = tl.arange(0, HIDDEN)
@@ -279,9 +282,7 @@ def _commit(
     drafts,
     chosen,
     features,
-    computed,
-    pending,
-    emitted,
+    newest,
     kept,
     limits,
     ks,
@@ -300,7 +301,7 @@ def _commit(
     most = tl.load(ks + mine).to(tl.int32)
     if FEATURES:
         if COUNT == 1:  # without drafts, the drafter still has to see those before
-            first = tl.where(most > 0, tl.load(pending + mine), 0).to(tl.int64)
+            first = tl.where(most > 0, tl.load(newest.pending + mine), 0).to(tl.int64)
         column = tl.arange(0, HIDDEN)
         inside = column < hidden
         at = (index * COUNT + place).to(tl.int64) * hidden + column
@@ -317,7 +318,9 @@ def _commit(
     shown = step <= accepted
     tl.store(results + mine * results_width, accepted.to(tl.int64))
     tl.store(results + mine * results_width + 1 + step, taken, mask=shown)
-    tl.store(emitted + mine * width + first + step, tl.maximum(taken, 0), mask=shown)
+    tl.store(newest.emitted + mine * width + first + step, tl.maximum(taken, 0), mask=shown)
     lives = tl.load(limits + mine) > 0
-    tl.store(pending + mine, tl.where(lives, first + accepted + 1, 1).to(tl.int64))
-    tl.store(computed + mine, tl.where(lives, tl.load(computed + mine) + accepted + 1, 1))
+    tl.store(newest.pending + mine, tl.where(lives, first + accepted + 1, 1).to(tl.int64))
+    tl.store(
+        newest.computed + mine, tl.where(lives, tl.load(newest.computed + mine) + accepted + 1, 1)
+    )

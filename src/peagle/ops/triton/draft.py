@@ -5,6 +5,8 @@ along a request's slots, and scores the pairs with the draft that it took. Else 
 program of its own.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -15,46 +17,50 @@ from peagle.ops.race import SHARPENING, Race
 from peagle.ops.triton.sampling import arrival_time, row_key
 
 
+class Draws(NamedTuple):
+    """As in `Sampling` and `Race`."""
+
+    temperatures: Tensor
+    top_ks: Tensor
+    min_ps: Tensor
+    seeds: Tensor
+    newest: Tensor
+    requests: Tensor
+
+
 def draw(found: Candidates, pairs: Pairs | None, race: Race, depth: int) -> Tensor:
     """As the reference."""
     requests, slots, count = found.scores.shape
-    sampling = race.sampling
     out = torch.empty(requests, slots, dtype=torch.int64, device=found.scores.device)
     sides, rank, stride = pair_sides(found, pairs)
     _draw[(requests, slots if pairs is None else 1)](
-        found.scores, found.ids, found.tokens, *sides, sampling.temperature, sampling.top_k,
-        sampling.min_p, sampling.seeds, race.newest, race.requests, out, slots, depth, count, rank,
-        stride, COUNT=triton.next_power_of_2(count), RANK=triton.next_power_of_2(rank),
+        found, sides, draws(race), out, slots, depth, count, rank, stride,
+        COUNT=triton.next_power_of_2(count), RANK=triton.next_power_of_2(rank),
         PAIRS=pairs is not None, SHARPENING=SHARPENING,
         num_warps=1 if pairs is None else 4,
     )  # fmt: skip
     return out
 
 
-def pair_sides(
-    found: Candidates, pairs: Pairs | None
-) -> tuple[tuple[Tensor, Tensor, Tensor], int, int]:
+def draws(race: Race) -> Draws:
+    """What kernels read of a race."""
+    table = race.sampling
+    settings = table.temperature, table.top_k, table.min_p, table.seeds
+    return Draws(*settings, race.newest, race.requests)
+
+
+def pair_sides(found: Candidates, pairs: Pairs | None) -> tuple[Pairs, int, int]:
     """What kernels read of pairs, their rank and the gates' stride; anything where none count."""
     if pairs is None:
-        return (found.scores,) * 3, 1, 1
-    sides = pairs.predecessor, pairs.successor, pairs.gates
-    return sides, pairs.gates.shape[-1], pairs.gates.stride(1)
+        return Pairs(*(found.scores,) * 3), 1, 1
+    return pairs, pairs.gates.shape[-1], pairs.gates.stride(1)
 
 
 @triton.jit(do_not_specialize=["depth"])
 def _draw(
-    scores,
-    ids,
-    tokens,
-    predecessor,
-    successor,
-    gates,
-    temperatures,
-    top_ks,
-    min_ps,
-    seeds,
-    newest,
-    requests,
+    found,
+    pairs,
+    draws,
     out,
     slots,
     depth,
@@ -67,22 +73,22 @@ def _draw(
     SHARPENING: tl.constexpr,
 ):
     index, begin = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    request = tl.load(requests + index)
-    temperature = tl.load(temperatures + request)
-    top_k, min_p = tl.load(top_ks + request), tl.load(min_ps + request)
-    seed, position = tl.load(seeds + request), tl.load(newest + request) + 1 + depth
+    request = tl.load(draws.requests + index)
+    temperature = tl.load(draws.temperatures + request)
+    top_k, min_p = tl.load(draws.top_ks + request), tl.load(draws.min_ps + request)
+    seed, position = tl.load(draws.seeds + request), tl.load(draws.newest + request) + 1 + depth
     lane = tl.arange(0, COUNT)
     inside = lane < count
     previous = tl.zeros([], tl.int64)
     for slot in range(begin, slots if PAIRS else begin + 1):
         at = (index * slots + slot) * count + lane
-        score = tl.load(scores + at, mask=inside, other=float("-inf"))
-        token = tl.load(tokens + at, mask=inside, other=0)
+        score = tl.load(found.scores + at, mask=inside, other=float("-inf"))
+        token = tl.load(found.tokens + at, mask=inside, other=0)
         if PAIRS:
-            draft = tl.load(ids + at, mask=inside, other=0)
-            gate = gates + (index * slots + slot) * gates_stride
+            draft = tl.load(found.ids + at, mask=inside, other=0)
+            gate = pairs.gates + (index * slots + slot) * gates_stride
             within = tl.where(slot > 0, rank, 0)  # the first slot has read the token before it
-            score += added_scores(predecessor, successor, gate, previous, draft, rank, within, RANK)
+            score += added_scores(pairs, gate, previous, draft, rank, within, RANK)
         score = kept_scores(score, temperature, top_k, min_p)
         delay = tl.log(arrival_time(row_key(seed, position + slot), token))
         value = raced(score, delay, temperature * SHARPENING)
@@ -100,13 +106,15 @@ def raced(score, delay, heat):
 
 
 @triton.jit
-def added_scores(predecessor, successor, gates, previous, drafts, rank, within, RANK: tl.constexpr):
+def added_scores(pairs, gates, previous, drafts, rank, within, RANK: tl.constexpr):
     """What the draft before adds to the scores of some drafts. within: of the rank that counts."""
     column = tl.arange(0, RANK)
     inside = column < within
-    given = tl.load(predecessor + previous * rank + column, mask=inside, other=0.0).to(tl.float32)
+    given = tl.load(pairs.predecessor + previous * rank + column, mask=inside, other=0.0).to(
+        tl.float32
+    )
     gate = tl.load(gates + column, mask=inside, other=0.0).to(tl.float32)
-    at = successor + drafts[:, None] * rank + column[None, :]
+    at = pairs.successor + drafts[:, None] * rank + column[None, :]
     following = tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32)
     return tl.sum(following * (given * gate)[None, :], 1)
 

@@ -1,6 +1,7 @@
 """Pairs of rows and their experts in blocks of one expert (words as in `moe.py`)."""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -12,23 +13,88 @@ CHUNK = 4096
 """Pairs that a program lays out at a time."""
 
 
+class BlockLayout(NamedTuple):
+    """Pairs in blocks: int32."""
+
+    order: Tensor
+    """[pairs] by expert, those of one expert by row"""
+    blocks: Tensor
+    """[most blocks, 3] a block's expert, its first place in `order` and the one past its last"""
+    num_blocks: Tensor
+    """[1]"""
+
+
 @dataclass(frozen=True)
 class Routing:
-    """Where every pair goes, on the device; int32 but for the weights and scales."""
+    """Where every pair goes, on the device."""
 
     weights: Tensor
     """[pairs] the router's, in the rows' type"""
     scales: Tensor | None
     """[rows] float32, what rows still have to be multiplied by; None: nothing"""
-    order: Tensor
-    """[pairs] by expert, those of one expert by row"""
-    blocks: Tensor
-    """[most blocks, 3] a block's expert, its first place in `order` and the one past its last"""
-    count: Tensor
-    """[1] how many blocks there are"""
+    layout: BlockLayout
     top_k: int
     block: int
     """Most pairs in a block."""
+
+
+@dataclass(frozen=True)
+class ExpertSizes:
+    """What kernels of experts' products are compiled with."""
+
+    columns: int
+    """Outputs; of gates, as many of up come along."""
+    depth: int
+    bias: bool
+    pairs: int
+    """Most pairs in a block."""
+    lines: int
+    """Of the weight, that a program has."""
+    step: int
+    """Inputs that it reads at a time."""
+
+
+@dataclass(frozen=True)
+class Gates:
+    """What follows the product of gate and up."""
+
+    top_k: int
+    scaled: bool
+    """Whether products are multiplied by a number per row."""
+    limit: float
+    alpha: float
+    """Of `clamped_swiglu`, where there is a bias."""
+    gelu: bool
+    """GEGLU, not SwiGLU."""
+
+
+def launch(
+    kernel: Any,
+    sizes: ExpertSizes,
+    lines: int,
+    x: Tensor,
+    weight: Tensor | tuple[Tensor, ...],
+    bias: Tensor | None,
+    by_row: Tensor | None,
+    routing: Routing,
+    out: Tensor,
+    **form: Any,
+) -> None:
+    """Fill out [pairs, columns] from x [rows or pairs, depth] and all experts' weights.
+
+    weight: as the kernel reads it; lines: of one expert's, divided among programs; by_row: factors
+    of rows or of pairs; form: what the kernel is compiled with besides.
+    """
+    kernel[(triton.cdiv(lines, sizes.lines), len(routing.layout.blocks))](
+        x,
+        weight,
+        out if bias is None else bias,
+        out,
+        out if by_row is None else by_row,
+        routing.layout,
+        E=sizes,
+        **form,
+    )
 
 
 def most_blocks(pairs: int, experts: int, block: int) -> int:
@@ -46,9 +112,7 @@ def lay_out_many(chosen: Tensor, experts: int, routing: Routing) -> None:
     """Fill a routing's order and blocks. chosen: [pairs] int32 experts."""
     _layout_kernel[(experts,)](
         chosen,
-        routing.order,
-        routing.blocks,
-        routing.count,
+        routing.layout,
         len(chosen),
         EXPERTS=experts,
         BLOCK_E=lanes(experts),
@@ -60,26 +124,24 @@ def lay_out_many(chosen: Tensor, experts: int, routing: Routing) -> None:
 
 
 @triton.jit
-def lay_out_few(taken, pair, order, blocks, count, BLOCK_E: tl.constexpr):
+def lay_out_few(taken, pair, layout, BLOCK_E: tl.constexpr):
     """Store the order of [R, BLOCK_E] pairs, of which some are taken, and a block per expert."""
     expert, ones = tl.arange(0, BLOCK_E), taken.to(tl.int32)
     pairs = tl.sum(ones, axis=0)
     first = tl.cumsum(pairs, axis=0) - pairs
-    tl.store(order + first[None, :] + tl.cumsum(ones, axis=0) - ones, pair, mask=taken)
+    tl.store(layout.order + first[None, :] + tl.cumsum(ones, axis=0) - ones, pair, mask=taken)
     asked = (pairs > 0).to(tl.int32)
-    block = blocks + 3 * (tl.cumsum(asked, axis=0) - asked)
+    block = layout.blocks + 3 * (tl.cumsum(asked, axis=0) - asked)
     tl.store(block, expert, mask=pairs > 0)
     tl.store(block + 1, first, mask=pairs > 0)
     tl.store(block + 2, first + pairs, mask=pairs > 0)
-    tl.store(count, tl.sum(asked, axis=0))
+    tl.store(layout.num_blocks, tl.sum(asked, axis=0))
 
 
 @triton.jit(do_not_specialize=["pairs"])
 def _layout_kernel(
     chosen,
-    order,
-    blocks,
-    count,
+    layout,
     pairs,
     EXPERTS: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -103,18 +165,18 @@ def _layout_kernel(
     while start < pairs:
         expert = tl.load(chosen + start + place, mask=start + place < pairs, other=-1)
         mine = (expert == own).to(tl.int32)
-        tl.store(order + at + tl.cumsum(mine, axis=0) - 1, start + place, mask=mine > 0)
+        tl.store(layout.order + at + tl.cumsum(mine, axis=0) - 1, start + place, mask=mine > 0)
         at += tl.sum(mine, axis=0)
         start += CHUNK
     block = tl.sum(tl.where(each < own, tl.cdiv(counts, BLOCK_M), 0), axis=0)
     while first < past:
-        tl.store(blocks + 3 * block, own)
-        tl.store(blocks + 3 * block + 1, first)
-        tl.store(blocks + 3 * block + 2, tl.minimum(first + BLOCK_M, past))
+        tl.store(layout.blocks + 3 * block, own)
+        tl.store(layout.blocks + 3 * block + 1, first)
+        tl.store(layout.blocks + 3 * block + 2, tl.minimum(first + BLOCK_M, past))
         first += BLOCK_M
         block += 1
     if own == EXPERTS - 1:
-        tl.store(count, block)
+        tl.store(layout.num_blocks, block)
 
 
 @triton.jit

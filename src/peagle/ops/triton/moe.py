@@ -18,7 +18,7 @@ from torch import Tensor
 from peagle.ops.moe import ALPHA, Clamped, RoutedExperts
 from peagle.ops.products.normed import Normed
 from peagle.ops.triton import quantized_experts as packed
-from peagle.ops.triton.expert_blocks import Routing, block_of
+from peagle.ops.triton.expert_blocks import ExpertSizes, Gates, Routing, block_of, launch
 from peagle.ops.triton.launch import announce, begin, overlap, wait
 from peagle.ops.triton.residual import warps_of_norm
 from peagle.ops.triton.routing import Router, route
@@ -166,38 +166,21 @@ def _outputs(
     pairs, (experts, hidden, inner) = len(x.x) * router.top_k, down.shape
     tiles = tiles_for(0.0 if router.batch_invariant else pairs / experts, x.x.dtype)
     activated, outputs = x.x.new_empty(pairs, inner), x.x.new_empty(pairs, hidden)
-    if isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight):
-        routing = route(routed, router, min(tiles.block, packed.LARGEST_BLOCK))
-        packed.gate_up(x.x, routing.scales, gate_up, routing, clamped, gelu, activated)
-        packed.down(activated, down, routing, clamped, outputs)
+    block = tiles.block
+    if few_bits := isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight):
+        block = min(block, packed.LARGEST_BLOCK)
+    routing = route(routed, router, block)
+    limit = 0.0 if clamped is None else clamped.limit
+    gates = Gates(router.top_k, routing.scales is not None, limit, ALPHA, gelu)
+    of_gate_up, of_down = (None, None) if clamped is None else (clamped.gate_up, clamped.down)
+    if few_bits:
+        packed.gate_up(x.x, gate_up, of_gate_up, routing, gates, activated)
+        packed.down(activated, down, of_down, routing, outputs)
         return outputs
-    routing = route(routed, router, tiles.block)
-    _launch(
-        _gate_up_kernel,
-        tiles.gate_up,
-        routing,
-        x.x,
-        dense(gate_up),
-        None if clamped is None else clamped.gate_up,
-        routing.scales,
-        activated,
-        TOP_K=router.top_k,
-        SCALED=routing.scales is not None,
-        LIMIT=0.0 if clamped is None else clamped.limit,
-        ALPHA=ALPHA,
-        GELU=gelu,
-    )
-    _launch(
-        _down_kernel,
-        tiles.down,
-        routing,
-        activated,
-        dense(down),
-        None if clamped is None else clamped.down,
-        routing.weights,
-        outputs,
-        **overlap(activated),
-    )
+    given = tiles.gate_up, routing, x.x, dense(gate_up), of_gate_up, routing.scales, activated
+    _launch(_gate_up_kernel, *given, G=gates)
+    given = tiles.down, routing, activated, dense(down), of_down, routing.weights, outputs
+    _launch(_down_kernel, *given, **overlap(activated))
     return outputs
 
 
@@ -229,30 +212,12 @@ def _launch(
     out: Tensor,
     **form: Any,
 ) -> None:
-    """Fill out [pairs, columns] from x [rows or pairs, depth] and weight [experts, ..., depth].
-
-    factors: of rows or of pairs, whatever the kernel takes; form: what it is compiled with.
-    """
-    columns = out.shape[1]
-    kernel[(triton.cdiv(columns, strip.columns), len(routing.blocks))](
-        x,
-        weight,
-        out if bias is None else bias,
-        out,
-        out if factors is None else factors,
-        routing.order,
-        routing.blocks,
-        routing.count,
-        COLUMNS=columns,
-        DEPTH=weight.shape[2],
-        BIAS=bias is not None,
-        BLOCK_M=routing.block,
-        BLOCK_N=strip.columns,
-        BLOCK_K=strip.depth * 2 // max(2, x.element_size()),
-        **form,
-        num_warps=strip.warps,
-        num_stages=strip.stages,
+    columns, step = out.shape[1], strip.depth * 2 // max(2, x.element_size())
+    sizes = ExpertSizes(
+        columns, weight.shape[2], bias is not None, routing.block, strip.columns, step
     )
+    form |= {"num_warps": strip.warps, "num_stages": strip.stages}
+    launch(kernel, sizes, columns, x, weight, bias, factors, routing, out, **form)
 
 
 @triton.jit
@@ -264,109 +229,75 @@ def _read(at, inside, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _gate_up_kernel(
-    x,
-    weight,
-    bias,
-    out,
-    scales,
-    order,
-    blocks,
-    count,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    TOP_K: tl.constexpr,
-    SCALED: tl.constexpr,
-    BIAS: tl.constexpr,
-    LIMIT: tl.constexpr,
-    ALPHA: tl.constexpr,
-    GELU: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+def _gate_up_kernel(x, weight, bias, out, scales, layout, E: tl.constexpr, G: tl.constexpr):
     """silu(x @ gate.T) * (x @ up.T) of a block's pairs. x: [rows, depth]; out: [places, columns]
 
-    SCALED: the products times a number per row; GELU: with gelu instead; BIAS: with a bias and
-    `clamped_swiglu` instead. A plain launch: after it, everything launched before is done.
+    Where there is a bias, `clamped_swiglu` instead. A plain launch: after it, everything launched
+    before is done.
     """
-    blocks_there = tl.load(count)
-    expert, place, real = block_of(blocks, tl.program_id(1), BLOCK_M)
+    blocks_there = tl.load(layout.num_blocks)
+    expert, place, real = block_of(layout.blocks, tl.program_id(1), E.pairs)
     if tl.program_id(1) >= blocks_there:
         return
-    row = tl.load(order + place) // TOP_K
-    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    step = tl.arange(0, BLOCK_K)
-    x_at = x + row.to(tl.int64)[:, None] * DEPTH + step[None, :]
-    own = expert * (2 * COLUMNS) + tl.minimum(column, COLUMNS - 1)
-    gate_at = weight + own[None, :] * DEPTH + step[:, None]
-    gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for k in range(0, DEPTH, BLOCK_K):
-        inside = step < DEPTH - k
-        rows = _read(x_at + k, inside[None, :], DEPTH % BLOCK_K == 0)
-        part = _read(gate_at + k, inside[:, None], DEPTH % BLOCK_K == 0)
+    row = tl.load(layout.order + place) // G.top_k
+    column = tl.program_id(0) * E.lines + tl.arange(0, E.lines)
+    step = tl.arange(0, E.step)
+    x_at = x + row.to(tl.int64)[:, None] * E.depth + step[None, :]
+    own = expert * (2 * E.columns) + tl.minimum(column, E.columns - 1)
+    gate_at = weight + own[None, :] * E.depth + step[:, None]
+    shape: tl.constexpr = [E.pairs, E.lines]
+    gate = tl.zeros(shape, tl.float32)
+    up = tl.zeros(shape, tl.float32)
+    for k in range(0, E.depth, E.step):
+        inside = step < E.depth - k
+        rows = _read(x_at + k, inside[None, :], E.depth % E.step == 0)
+        part = _read(gate_at + k, inside[:, None], E.depth % E.step == 0)
         gate = tl.dot(rows, part, gate, input_precision="ieee")
-        part = _read(gate_at + (COLUMNS * DEPTH + k), inside[:, None], DEPTH % BLOCK_K == 0)
+        part = _read(gate_at + (E.columns * E.depth + k), inside[:, None], E.depth % E.step == 0)
         up = tl.dot(rows, part, up, input_precision="ieee")
-    if SCALED:
+    if G.scaled:
         scale = tl.load(scales + row)[:, None]
         gate *= scale
         up *= scale
-    if BIAS:
+    if E.bias:
         gate += tl.load(bias + own).to(tl.float32)[None, :]
-        up += tl.load(bias + own + COLUMNS).to(tl.float32)[None, :]
-        activated = clamped_swiglu(gate, up, LIMIT, ALPHA)
+        up += tl.load(bias + own + E.columns).to(tl.float32)[None, :]
+        activated = clamped_swiglu(gate, up, G.limit, G.alpha)
     else:
-        activated = gated(gate, up, GELU)
-    out_at = out + place[:, None] * COLUMNS + column[None, :]
-    tl.store(out_at, activated, mask=real[:, None] & (column < COLUMNS)[None, :])
+        activated = gated(gate, up, G.gelu)
+    out_at = out + place[:, None] * E.columns + column[None, :]
+    tl.store(out_at, activated, mask=real[:, None] & (column < E.columns)[None, :])
 
 
 @triton.jit
-def _down_kernel(
-    x,
-    weight,
-    bias,
-    out,
-    weights,
-    order,
-    blocks,
-    count,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+def _down_kernel(x, weight, bias, out, weights, layout, E: tl.constexpr, OVERLAP: tl.constexpr):
     """(x @ down.T) * router weight of a block's pairs. x: [places, depth]; out: [pairs, columns]"""
     announce(OVERLAP)
     # the routing is there since the gate's launch
-    blocks_there = tl.load(count)
-    expert, place, real = block_of(blocks, tl.program_id(1), BLOCK_M)
+    blocks_there = tl.load(layout.num_blocks)
+    expert, place, real = block_of(layout.blocks, tl.program_id(1), E.pairs)
     if tl.program_id(1) >= blocks_there:
         return
-    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    step = tl.arange(0, BLOCK_K)
-    x_at = x + place[:, None] * DEPTH + step[None, :]
-    own = expert * COLUMNS + tl.minimum(column, COLUMNS - 1)
-    down_at = weight + own[None, :] * DEPTH + step[:, None]
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    pair = tl.load(order + place).to(tl.int64)
+    column = tl.program_id(0) * E.lines + tl.arange(0, E.lines)
+    step = tl.arange(0, E.step)
+    x_at = x + place[:, None] * E.depth + step[None, :]
+    own = expert * E.columns + tl.minimum(column, E.columns - 1)
+    down_at = weight + own[None, :] * E.depth + step[:, None]
+    shape: tl.constexpr = [E.pairs, E.lines]
+    total = tl.zeros(shape, tl.float32)
+    pair = tl.load(layout.order + place).to(tl.int64)
     factor = tl.load(weights + pair).to(tl.float32)[:, None]
     wait(OVERLAP)
-    for k in range(0, DEPTH, BLOCK_K):
-        inside = step < DEPTH - k
-        rows = _read(x_at + k, inside[None, :], DEPTH % BLOCK_K == 0)
-        part = _read(down_at + k, inside[:, None], DEPTH % BLOCK_K == 0)
+    for k in range(0, E.depth, E.step):
+        inside = step < E.depth - k
+        rows = _read(x_at + k, inside[None, :], E.depth % E.step == 0)
+        part = _read(down_at + k, inside[:, None], E.depth % E.step == 0)
         total = tl.dot(rows, part, total, input_precision="ieee")
-    if BIAS:
+    if E.bias:
         total += tl.load(bias + own).to(tl.float32)[None, :]
     total *= factor
-    out_at = out + pair[:, None] * COLUMNS + column[None, :]
-    tl.store(out_at, total, mask=real[:, None] & (column < COLUMNS)[None, :])
+    out_at = out + pair[:, None] * E.columns + column[None, :]
+    tl.store(out_at, total, mask=real[:, None] & (column < E.columns)[None, :])
 
 
 @triton.jit

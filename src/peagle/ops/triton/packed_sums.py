@@ -7,6 +7,7 @@ factor and what follows are left to the kernel.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -52,14 +53,23 @@ class Packing:
         return cls(name, weight.run, *weight.block, columns, *has, 16 // weight.format.bits)
 
 
-def operands(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Numbers, scales, zero points and factors as kernels read them; scales in place of none."""
+class Operands(NamedTuple):
+    """A weight as kernels read it; scales in place of zero points or factors that it lacks."""
+
+    numbers: Tensor
+    """[..., outputs, words] of 16 bits"""
+    scales: Tensor
+    zeros: Tensor
+    factors: Tensor
+
+
+def operands(weight: QuantizedWeight) -> Operands:
+    """A weight's."""
     scales = weight.scales
     if scales.dtype == E4M3:
         scales = scales.view(torch.uint8)
-    zeros = scales if weight.zeros is None else weight.zeros
-    factors = scales if weight.factors is None else weight.factors
-    return weight.numbers.view(torch.int16), scales, zeros, factors
+    own = (scales if given is None else given for given in (weight.zeros, weight.factors))
+    return Operands(weight.numbers.view(torch.int16), scales, *own)
 
 
 @triton.jit
@@ -80,41 +90,29 @@ def first_inputs(W: tl.constexpr, STEP: tl.constexpr):
 
 
 @triton.jit
-def sums(
-    x_at,
-    real,
-    numbers,
-    scales,
-    zeros,
-    line,
-    first,
-    past,
-    depth,
-    W: tl.constexpr,
-    EVICTION: tl.constexpr,
-):
+def sums(x_at, real, weight, line, first, past, depth, W: tl.constexpr, EVICTION: tl.constexpr):
     """Lines of the weight times rows, over a range of the depth: [lines, rows].
 
     x_at: [`first_inputs`, rows] at a depth of 0; real: rows that are there; first: a multiple of a
     step, and so is past unless the depth ends there.
     """
     if W.together == 2:
-        return _eight_bits(x_at, real, numbers, scales, line, first, past, depth, W, EVICTION)
+        return _eight_bits(x_at, real, weight, line, first, past, depth, W, EVICTION)
     elif W.kind == "int4":  # noqa: RET505 (as above)
-        return _integers(x_at, real, numbers, scales, zeros, line, first, past, depth, W, EVICTION)
+        return _integers(x_at, real, weight, line, first, past, depth, W, EVICTION)
     else:
-        return _fp4(x_at, real, numbers, scales, line, first, past, depth, W, EVICTION)
+        return _fp4(x_at, real, weight, line, first, past, depth, W, EVICTION)
 
 
 @triton.jit
 def _eight_bits(
-    x_at, real, numbers, scales, line, first, past, depth, W: tl.constexpr, EVICTION: tl.constexpr
+    x_at, real, weight, line, first, past, depth, W: tl.constexpr, EVICTION: tl.constexpr
 ):
     kind: tl.constexpr = x_at.dtype.element_ty
     step: tl.constexpr = x_at.shape[0] * 2
     place = tl.arange(0, step // 2)
-    numbers_at = numbers + line[:, None] * (depth // 2) + place[None, :]
-    scales_at = scales + (line // W.high) * W.columns
+    numbers_at = weight.numbers + line[:, None] * (depth // 2) + place[None, :]
+    scales_at = weight.scales + (line // W.high) * W.columns
     total = tl.zeros([line.shape[0], x_at.shape[1]], tl.float32)
     scale = tl.load(scales_at + first // W.wide)
     for k in range(first, past, step):
@@ -139,17 +137,15 @@ def _eight_bits(
 
 
 @triton.jit
-def _fp4(
-    x_at, real, numbers, scales, line, first, past, depth, W: tl.constexpr, EVICTION: tl.constexpr
-):
+def _fp4(x_at, real, weight, line, first, past, depth, W: tl.constexpr, EVICTION: tl.constexpr):
     kind: tl.constexpr = x_at.dtype.element_ty
     step: tl.constexpr = x_at.shape[0] * 4
     lines: tl.constexpr = line.shape[0]
     total = tl.zeros([lines, x_at.shape[1]], tl.float32)
     place, block = tl.arange(0, step // 4), tl.arange(0, step // W.wide)
     at, width = place // 16 * W.run, words(past, W)
-    numbers_at = numbers + line[:, None] * words(depth, W) + place[None, :]
-    scales_at = scales + line[:, None] * W.columns + block[None, :]
+    numbers_at = weight.numbers + line[:, None] * words(depth, W) + place[None, :]
+    scales_at = weight.scales + line[:, None] * W.columns + block[None, :]
     for k in range(first, past, step):
         inside = (place < width - k // 4)[None, :]
         found = tl.load(numbers_at + k // 4, mask=inside, other=0, eviction_policy=EVICTION)
@@ -184,29 +180,19 @@ def _fp4(
 
 @triton.jit
 def _integers(
-    x_at,
-    real,
-    numbers,
-    scales,
-    zeros,
-    line,
-    first,
-    past,
-    depth,
-    W: tl.constexpr,
-    EVICTION: tl.constexpr,
+    x_at, real, weight, line, first, past, depth, W: tl.constexpr, EVICTION: tl.constexpr
 ):
     """A step is a run, whose quarters are of one group, two, or four."""
     kind: tl.constexpr = x_at.dtype.element_ty
     total = tl.zeros([line.shape[0], x_at.shape[1]], tl.float32)
     place = tl.arange(0, W.run // 4)
-    numbers_at = numbers + line[:, None] * words(depth, W) + place[None, :]
-    s0, s1, s2, s3 = _of_quarters(scales, line, first, past, W)
-    z0, z1, z2, z3 = _zeros_of_quarters(zeros, line, first, past, W)
+    numbers_at = weight.numbers + line[:, None] * words(depth, W) + place[None, :]
+    s0, s1, s2, s3 = _of_quarters(weight.scales, line, first, past, W)
+    z0, z1, z2, z3 = _zeros_of_quarters(weight.zeros, line, first, past, W)
     for k in range(first, past, W.run):
         # a step ahead, as above
-        t0, t1, t2, t3 = _of_quarters(scales, line, k + W.run, past, W)
-        u0, u1, u2, u3 = _zeros_of_quarters(zeros, line, k + W.run, past, W)
+        t0, t1, t2, t3 = _of_quarters(weight.scales, line, k + W.run, past, W)
+        u0, u1, u2, u3 = _zeros_of_quarters(weight.zeros, line, k + W.run, past, W)
         found = tl.load(numbers_at + k // 4, eviction_policy=EVICTION)
         one, two, three, four = integers4(found, z0, z1, z2, z3, kind)
         inside = (place < past - k)[:, None] & real[None, :]

@@ -11,11 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.moe import ALPHA, Clamped
 from peagle.ops.triton import quantized_product
-from peagle.ops.triton.expert_blocks import Routing, block_of
+from peagle.ops.triton.expert_blocks import ExpertSizes, Gates, Routing, block_of, launch
 from peagle.ops.triton.launch import announce, overlap, wait
-from peagle.ops.triton.packed_sums import Packing, factored, first_inputs, operands, sums, words
+from peagle.ops.triton.packed_sums import (
+    Operands,
+    Packing,
+    factored,
+    first_inputs,
+    operands,
+    sums,
+    words,
+)
 from peagle.ops.triton.quantized_product import (
     gate_lines,
     halves,
@@ -57,74 +64,42 @@ def takes(weight: Weight) -> bool:
 
 def gate_up(
     x: Tensor,
-    scales: Tensor | None,
-    weight: QuantizedWeight,
+    weight: Weight,
+    bias: Tensor | None,
     routing: Routing,
-    clamped: Clamped | None,
-    gelu: bool,
+    gates: Gates,
     out: Tensor,
 ) -> None:
     """Fill out [pairs, inner] in the order of `routing` with every pair's gated product.
 
-    x: [rows, depth]; scales: [rows] what its products are multiplied by; gelu: GEGLU, not SwiGLU.
+    x: [rows, depth].
     """
-    _launch(
-        _gate_up_kernel,
-        x,
-        weight,
-        None if clamped is None else clamped.gate_up,
-        scales,
-        routing,
-        out,
-        TOP_K=routing.top_k,
-        SCALED=scales is not None,
-        LIMIT=0.0 if clamped is None else clamped.limit,
-        ALPHA=ALPHA,
-        GELU=gelu,
-    )
+    _launch(_gate_up_kernel, x, weight, bias, routing.scales, routing, out, G=gates)
 
 
-def down(
-    x: Tensor, weight: QuantizedWeight, routing: Routing, clamped: Clamped | None, out: Tensor
-) -> None:
+def down(x: Tensor, weight: Weight, bias: Tensor | None, routing: Routing, out: Tensor) -> None:
     """Fill out [pairs, hidden] with x [places, depth] times the weight, weighed by the router."""
-    bias = None if clamped is None else clamped.down
     _launch(_down_kernel, x, weight, bias, routing.weights, routing, out, **overlap(x))
 
 
 def _launch(
     kernel: Any,
     x: Tensor,
-    weight: QuantizedWeight,
+    weight: Weight,
     bias: Tensor | None,
     by_row: Tensor | None,
     routing: Routing,
     out: Tensor,
-    **options: Any,
+    **form: Any,
 ) -> None:
-    columns, (lines, depth) = out.shape[1], weight.shape[1:]
-    tiling = TILINGS[weight.format.name][routing.block > FEW_PAIRS]
-    grid = (triton.cdiv(lines, tiling.lines), len(routing.blocks))
-    kernel[grid](
-        x,
-        *operands(weight),
-        out if bias is None else bias,
-        out,
-        out if by_row is None else by_row,
-        routing.order,
-        routing.blocks,
-        routing.count,
-        COLUMNS=columns,
-        DEPTH=depth,
-        BIAS=bias is not None,
-        BLOCK_M=routing.block,
-        BLOCK_N=tiling.lines,
-        BLOCK_K=step_of(weight, tiling.depth),
-        W=Packing.of(weight),
-        **options,
-        num_warps=4,
-        num_stages=stages_for(tiling, weight.format.bits, routing.block, x),
-    )
+    assert isinstance(weight, QuantizedWeight)
+    (lines, depth), block = weight.shape[1:], routing.block
+    tiling = TILINGS[weight.format.name][block > FEW_PAIRS]
+    step = step_of(weight, tiling.depth)
+    sizes = ExpertSizes(out.shape[1], depth, bias is not None, block, tiling.lines, step)
+    form |= {"W": Packing.of(weight), "num_warps": 4}
+    form["num_stages"] = stages_for(tiling, weight.format.bits, block, x)
+    launch(kernel, sizes, lines, x, operands(weight), bias, by_row, routing, out, **form)
 
 
 def stages_for(tiling: MatrixSplit, bits: int, pairs: int, x: Tensor) -> int:
@@ -141,99 +116,75 @@ def stages_for(tiling: MatrixSplit, bits: int, pairs: int, x: Tensor) -> int:
 @triton.jit
 def _gate_up_kernel(
     x,
-    numbers,
-    scales,
-    zeros,
-    factors,
+    weight,
     bias,
     out,
     by_row,
-    order,
-    blocks,
-    count,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    TOP_K: tl.constexpr,
-    SCALED: tl.constexpr,
-    BIAS: tl.constexpr,
-    LIMIT: tl.constexpr,
-    ALPHA: tl.constexpr,
-    GELU: tl.constexpr,
+    layout,
+    E: tl.constexpr,
+    G: tl.constexpr,
     W: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
 ):
     """As `moe._gate_up_kernel`; a plain launch: after it, everything launched before is done."""
-    blocks_there = tl.load(count)
-    expert, place, real = block_of(blocks, tl.program_id(1), BLOCK_M)
+    blocks_there = tl.load(layout.num_blocks)
+    expert, place, real = block_of(layout.blocks, tl.program_id(1), E.pairs)
     if tl.program_id(1) >= blocks_there:
         return
-    row = tl.load(order + place) // TOP_K
-    line = gate_lines(tl.program_id(0), COLUMNS, BLOCK_N)
-    own = expert * (2 * COLUMNS)
-    numbers += own * words(DEPTH, W)
-    blocks_at = expert * ((2 * COLUMNS + W.high - 1) // W.high * W.columns)
-    x_at = x + row.to(tl.int64)[None, :] * DEPTH + first_inputs(W, BLOCK_K)[:, None]
-    total = sums(
-        x_at, real, numbers, scales + blocks_at, zeros + blocks_at, line, 0, DEPTH, DEPTH, W, ""
-    )
-    total = factored(total, factors + own, line, W)
-    if SCALED:
+    row = tl.load(layout.order + place) // G.top_k
+    line = gate_lines(tl.program_id(0), E.columns, E.lines)
+    own = expert * (2 * E.columns)
+    numbers = weight.numbers + own * words(E.depth, W)
+    blocks_at = expert * ((2 * E.columns + W.high - 1) // W.high * W.columns)
+    x_at = x + row.to(tl.int64)[None, :] * E.depth + first_inputs(W, E.step)[:, None]
+    scales, zeros = weight.scales + blocks_at, weight.zeros + blocks_at
+    of_expert = Operands(numbers, scales, zeros, weight.factors + own)
+    total = sums(x_at, real, of_expert, line, 0, E.depth, E.depth, W, "")
+    total = factored(total, of_expert.factors, line, W)
+    if G.scaled:
         total *= tl.load(by_row + row)[None, :]
-    if BIAS:
-        total += tl.load(bias + expert * (2 * COLUMNS) + line).to(tl.float32)[:, None]
+    if E.bias:
+        total += tl.load(bias + expert * (2 * E.columns) + line).to(tl.float32)[:, None]
     gate, up = halves(total)
-    activated = clamped_swiglu(gate, up, LIMIT, ALPHA) if BIAS else gated(gate, up, GELU)
-    column = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
-    out_at = out + place[None, :] * COLUMNS + column[:, None]
-    tl.store(out_at, activated, mask=real[None, :] & (column < COLUMNS)[:, None])
+    activated = clamped_swiglu(gate, up, G.limit, G.alpha) if E.bias else gated(gate, up, G.gelu)
+    column = tl.program_id(0) * (E.lines // 2) + tl.arange(0, E.lines // 2)
+    out_at = out + place[None, :] * E.columns + column[:, None]
+    tl.store(out_at, activated, mask=real[None, :] & (column < E.columns)[:, None])
 
 
 @triton.jit
 def _down_kernel(
     x,
-    numbers,
-    scales,
-    zeros,
-    factors,
+    weight,
     bias,
     out,
     by_row,
-    order,
-    blocks,
-    count,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    BIAS: tl.constexpr,
+    layout,
+    E: tl.constexpr,
     W: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """As `moe._down_kernel`."""
     announce(OVERLAP)
     # the routing is there since the gate's launch
-    blocks_there = tl.load(count)
-    expert, place, real = block_of(blocks, tl.program_id(1), BLOCK_M)
+    blocks_there = tl.load(layout.num_blocks)
+    expert, place, real = block_of(layout.blocks, tl.program_id(1), E.pairs)
     if tl.program_id(1) >= blocks_there:
         return
-    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    line = tl.minimum(column, COLUMNS - 1).to(tl.int64)
-    pair = tl.load(order + place).to(tl.int64)
+    column = tl.program_id(0) * E.lines + tl.arange(0, E.lines)
+    line = tl.minimum(column, E.columns - 1).to(tl.int64)
+    pair = tl.load(layout.order + place).to(tl.int64)
     factor = tl.load(by_row + pair).to(tl.float32)[None, :]
-    own = expert * COLUMNS
-    numbers += own * words(DEPTH, W)
-    blocks_at = expert * ((COLUMNS + W.high - 1) // W.high * W.columns)
+    own = expert * E.columns
+    numbers = weight.numbers + own * words(E.depth, W)
+    blocks_at = expert * ((E.columns + W.high - 1) // W.high * W.columns)
     wait(OVERLAP)
-    x_at = x + place[None, :] * DEPTH + first_inputs(W, BLOCK_K)[:, None]
-    total = sums(
-        x_at, real, numbers, scales + blocks_at, zeros + blocks_at, line, 0, DEPTH, DEPTH, W, ""
-    )
-    total = factored(total, factors + own, line, W)
-    if BIAS:
-        total += tl.load(bias + expert * COLUMNS + line).to(tl.float32)[:, None]
+    x_at = x + place[None, :] * E.depth + first_inputs(W, E.step)[:, None]
+    scales, zeros = weight.scales + blocks_at, weight.zeros + blocks_at
+    of_expert = Operands(numbers, scales, zeros, weight.factors + own)
+    total = sums(x_at, real, of_expert, line, 0, E.depth, E.depth, W, "")
+    total = factored(total, of_expert.factors, line, W)
+    if E.bias:
+        total += tl.load(bias + expert * E.columns + line).to(tl.float32)[:, None]
     total *= factor
-    out_at = out + pair[None, :] * COLUMNS + column[:, None]
-    tl.store(out_at, total, mask=real[None, :] & (column < COLUMNS)[:, None])
+    out_at = out + pair[None, :] * E.columns + column[:, None]
+    tl.store(out_at, total, mask=real[None, :] & (column < E.columns)[:, None])

@@ -10,17 +10,14 @@ lines of what they gate behind them.
 import functools
 import math
 import warnings
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.products.product import Epilogue
 from peagle.ops.triton.launch import (
     announce,
-    counters,
     multiprocessors,
     overlap,
     prefetch,
@@ -28,6 +25,7 @@ from peagle.ops.triton.launch import (
     wait,
 )
 from peagle.ops.triton.packed_sums import Packing, factored, first_inputs, operands, sums, words
+from peagle.ops.triton.product_call import ProductCall, gathered, left
 from peagle.ops.triton.tiles import padded
 from peagle.ops.weight import FP8, INT4, QuantizedWeight
 
@@ -54,20 +52,6 @@ FUSED_ROWS = 64
 """Most rows whose sums of squares a product leaves for the next one."""
 
 
-@dataclass(frozen=True)
-class Addition:
-    """What a product is added to, and what comes of it."""
-
-    stream: Tensor
-    """[rows, outputs]"""
-    norm: Tensor
-    """[outputs] the next norm's weight"""
-    scaled: Tensor
-    """[rows, outputs] the sum times `norm`"""
-    squares: Tensor
-    """[tiles, rows] the sum's squares, of each tile of outputs"""
-
-
 def takes(weight: QuantizedWeight, device: torch.device) -> bool:
     """Whether the kernel covers a weight's blocks, and the GPU has its instructions."""
     if weight.format.bits == 4:
@@ -86,34 +70,6 @@ def able(device: torch.device) -> bool:
     name = torch.cuda.get_device_name(device)
     warnings.warn(f"{name} has no FP8 instructions: FP8 weights are slow on it", stacklevel=2)
     return False
-
-
-def linear(
-    x: Tensor, squares: Tensor | None, eps: float, weight: QuantizedWeight, bias: Tensor | None
-) -> Tensor:
-    """`(x / rms) @ weight.T + bias`; squares: the parts of the sum of squares, None for no rms."""
-    out = x.new_empty(len(x), len(weight))
-    _launch(Epilogue.NONE, x, squares, eps, weight, bias, out)
-    return out
-
-
-def gated(x: Tensor, squares: Tensor | None, eps: float, weight: QuantizedWeight) -> Tensor:
-    """silu(gate) * up of the two halves of a product: [rows, len(weight) / 2]."""
-    out = x.new_empty(len(x), len(weight) // 2)
-    _launch(Epilogue.GATE, x, squares, eps, weight, None, out)
-    return out
-
-
-def add(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, stream: Tensor, norm: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`stream + x @ weight.T + bias`, that times norm, and the parts of its squares."""
-    out, scaled = torch.empty_like(stream), torch.empty_like(stream)
-    tiles = triton.cdiv(len(weight), LINES)
-    squares = torch.empty(tiles, padded(len(x)), device=x.device, dtype=torch.float32)
-    addition = Addition(stream, norm, scaled, squares)
-    _launch(Epilogue.ADD, x, None, 0.0, weight, bias, out, addition)
-    return out, scaled, squares
 
 
 def step_of(weight: QuantizedWeight, most: int) -> int:
@@ -173,62 +129,36 @@ def step_bytes(height: int, step: int, x: Tensor, bits: int = 8) -> int:
     return step * (LINES * bits // 8 + height * x.element_size())
 
 
-def _launch(
-    epilogue: Epilogue,
-    x: Tensor,
-    squares: Tensor | None,
-    eps: float,
-    weight: QuantizedWeight,
-    bias: Tensor | None,
-    out: Tensor,
-    addition: Addition | None = None,
-) -> None:
-    (rows, depth), outputs = x.shape, out.shape[1]
-    bits = weight.format.bits
+def launch(call: ProductCall) -> None:
+    """Fill a call's results. Its weight is packed."""
+    x, weight = call.x, call.weight
+    assert isinstance(weight, QuantizedWeight)
+    (rows, depth), outputs, bits = x.shape, call.out.shape[1], weight.format.bits
     step = step_of(weight, DEPTH if bits == 8 else FP4_DEPTH)
-    splits = splits_of(len(weight), depth, multiprocessors(x), max(step, DEPTH))
-    height = height_for(rows, step, x, bits)
+    processors, height = multiprocessors(x), height_for(rows, step, x, bits)
+    splits = splits_of(len(weight), depth, processors, max(step, DEPTH))
     tiles, across = triton.cdiv(len(weight), LINES), triton.cdiv(rows, height)
-    partial, arrivals = out, out
-    if splits > 1:
-        size = tiles * across * splits * LINES * height
-        partial = torch.empty(size, dtype=torch.float32, device=x.device)
-        arrivals = counters(x.device, tiles * across)
-    room, processors = room_of(x, LINES * step), multiprocessors(x)
-    stream, norm, scaled, squared = (out,) * 4 if addition is None else vars(addition).values()
+    room, bytes_of_step = room_of(x, LINES * step), step_bytes(height, step, x, bits)
+    squares, bias = call.operands
     _product[(tiles, across, splits)](
         x,
-        out if squares is None else squares,
-        *operands(weight),
-        out if bias is None else bias,
-        stream,
-        norm,
-        out,
-        scaled,
-        squared,
-        partial,
-        arrivals,
+        squares,
+        operands(weight),
+        bias,
+        call.results(tiles * across, splits, LINES * height),
         rows,
         outputs,
         depth,
-        0 if squares is None else len(squares),
-        0 if squares is None else squares.shape[1],
-        eps,
+        *call.shape,
+        call.eps,
         W=Packing.of(weight),
         ROWS=height,
         LINES=LINES,
         DEPTH=step,
-        SPLITS=splits,
-        PARTS=1 if squares is None else triton.next_power_of_2(len(squares)),
-        SCALED=squares is not None,
-        BIAS=bias is not None,
-        GATED=epilogue is Epilogue.GATE,
-        ADDS=addition is not None,
+        F=call.form(splits),
         **overlap(x),
         num_warps=4,
-        num_stages=stages_for(
-            tiles * across * splits, step_bytes(height, step, x, bits), room, processors
-        ),
+        num_stages=stages_for(tiles * across * splits, bytes_of_step, room, processors),
     )
 
 
@@ -250,18 +180,9 @@ def halves(tile):
 def _product(
     x,
     squares,
-    numbers,
-    scales,
-    zeros,
-    factors,
+    weight,
     bias,
-    stream,
-    norm,
-    out,
-    scaled,
-    squared,
-    partial,
-    arrivals,
+    results,
     rows,
     outputs,
     depth,
@@ -272,73 +193,61 @@ def _product(
     ROWS: tl.constexpr,
     LINES: tl.constexpr,
     DEPTH: tl.constexpr,
-    SPLITS: tl.constexpr,
-    PARTS: tl.constexpr,
-    SCALED: tl.constexpr,
-    BIAS: tl.constexpr,
-    GATED: tl.constexpr,
-    ADDS: tl.constexpr,
+    F: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     announce(OVERLAP)
     tile, split = tl.program_id(0), tl.program_id(2)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     real = row < rows
-    columns: tl.constexpr = LINES // (1 + GATED)
+    columns: tl.constexpr = LINES // (1 + F.gated)
     column = tile * columns + tl.arange(0, columns)
     inside = column < outputs
-    if GATED:
+    if F.gated:
         line = gate_lines(tile, outputs, LINES)
     else:
         line = tl.minimum(column, outputs - 1).to(tl.int64)
     x_at = x + row.to(tl.int64)[None, :] * depth
     x_at += first_inputs(W, DEPTH)[:, None]
-    share = tl.cdiv(tl.cdiv(depth, DEPTH), SPLITS) * DEPTH
+    share = tl.cdiv(tl.cdiv(depth, DEPTH), F.splits) * DEPTH
     first = split * share
     past = tl.minimum(first + share, depth)
     if OVERLAP:
         ahead = tl.minimum(first + tl.arange(0, AHEAD) * DEPTH, tl.maximum(past - DEPTH, 0))
         ahead = ahead[None, :] // W.together
-        prefetch(numbers + line[:, None] * words(depth, W) + ahead)
+        prefetch(weight.numbers + line[:, None] * words(depth, W) + ahead)
     wait(OVERLAP)
-    total = sums(x_at, real, numbers, scales, zeros, line, first, past, depth, W, "evict_first")
-    if SPLITS > 1:
-        size: tl.constexpr = LINES * ROWS
+    total = sums(x_at, real, weight, line, first, past, depth, W, "evict_first")
+    if F.splits > 1:
         place = tl.arange(0, LINES)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
         own = tl.program_id(1) * tl.num_programs(0) + tile
-        at = partial + own * (SPLITS * size) + place
-        tl.store(at + split * size, total)
-        tl.debug_barrier()
-        if tl.atomic_add(arrivals + own, 1, sem="acq_rel") != SPLITS - 1:
+        at = results.partial + own * (F.splits * LINES * ROWS) + place
+        if not left(total, at, split, results.arrivals, own, F.splits):
             return
-        tl.store(arrivals + own, 0)
-        tl.debug_barrier()
-        total = tl.zeros([LINES, ROWS], tl.float32)
-        for other in tl.static_range(SPLITS):
-            total += tl.load(at + other * size, cache_modifier=".cg")
-    total = factored(total, factors, line, W)
-    if SCALED:
-        part = tl.arange(0, PARTS)
+        total = gathered(at, results.arrivals, own, F.splits)
+    total = factored(total, weight.factors, line, W)
+    if F.scaled:
+        part = tl.arange(0, F.parts)
         at = squares + part[:, None] * held + row[None, :]
         found = tl.load(at, mask=(part < parts)[:, None] & real[None, :], other=0.0)
         factor = tl.rsqrt(tl.sum(found, 0) / depth + eps)
         total = total * factor[None, :]
-    kind = out.dtype.element_ty
-    if GATED:
+    kind = results.out.dtype.element_ty
+    if F.gated:
         # rounded as a product is that is written before its gate is taken
         gate, up = halves(total.to(kind).to(tl.float32))
         total = gate * tl.sigmoid(gate) * up
-    if BIAS:
+    if F.bias:
         total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[:, None]
     place = row.to(tl.int64)[None, :] * outputs + column[:, None]
     keep = real[None, :] & inside[:, None]
-    if ADDS:
+    if F.adds:
         total = total.to(kind).to(tl.float32)
-        total += tl.load(stream + place, mask=keep, other=0.0).to(tl.float32)
+        total += tl.load(results.stream + place, mask=keep, other=0.0).to(tl.float32)
     y = total.to(kind)
-    tl.store(out + place, y, mask=keep)
-    if ADDS:
+    tl.store(results.out + place, y, mask=keep)
+    if F.adds:
         stored = tl.where(keep, y.to(tl.float32), 0.0)
-        factor = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
-        tl.store(scaled + place, (stored * factor[:, None]).to(kind), mask=keep)
-        tl.store(squared + tile * ROWS + tl.arange(0, ROWS), tl.sum(stored * stored, 0))
+        factor = tl.load(results.norm + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(results.scaled + place, (stored * factor[:, None]).to(kind), mask=keep)
+        tl.store(results.squares + tile * ROWS + tl.arange(0, ROWS), tl.sum(stored * stored, 0))

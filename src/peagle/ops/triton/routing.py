@@ -1,7 +1,7 @@
 """Every row's experts (words as in `moe.py`)."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import triton
@@ -11,7 +11,14 @@ from torch.nn import functional as F
 
 from peagle.ops.products.normed import Normed
 from peagle.ops.triton import batch_invariant
-from peagle.ops.triton.expert_blocks import Routing, lanes, lay_out_few, lay_out_many, most_blocks
+from peagle.ops.triton.expert_blocks import (
+    BlockLayout,
+    Routing,
+    lanes,
+    lay_out_few,
+    lay_out_many,
+    most_blocks,
+)
 from peagle.ops.triton.launch import announce, begin, counters, overlap, wait
 
 FEW = 16
@@ -38,6 +45,35 @@ class Router:
     """[experts] what the weights are multiplied by; None: nothing"""
 
 
+class RouterEpilogue(NamedTuple):
+    """What follows the router's product; anything in place of what does not."""
+
+    squares: Tensor
+    """[parts, held]"""
+    parts: int
+    held: int
+    eps: float
+    scales: Tensor
+    """[rows] to be filled"""
+    bias: Tensor
+    factors: Tensor
+
+
+@dataclass(frozen=True)
+class RouterSizes:
+    """What kernels that choose experts are compiled with."""
+
+    depth: int
+    parts: int
+    scaled: bool
+    bias: bool
+    experts: int
+    lanes: int
+    top_k: int
+    normalize: bool
+    factors: bool
+
+
 def route(x: Normed, router: Router, block: int) -> Routing:
     """Every row's experts, and the blocks that they make. x: [rows, hidden], contiguous.
 
@@ -48,7 +84,8 @@ def route(x: Normed, router: Router, block: int) -> Routing:
     weights, order = x.x.new_empty(pairs), x.x.new_empty(pairs, dtype=torch.int32)
     blocks = order.new_empty(most_blocks(pairs, experts, block), 3)
     scales = None if x.squares is None else x.squares.new_empty(rows)
-    routing = Routing(weights, scales, order, blocks, order.new_empty(1), router.top_k, block)
+    layout = BlockLayout(order, blocks, order.new_empty(1))
+    routing = Routing(weights, scales, layout, router.top_k, block)
     if rows <= FEW and not router.batch_invariant:
         _route_few(x, router, routing)
     else:
@@ -58,26 +95,24 @@ def route(x: Normed, router: Router, block: int) -> Routing:
 
 def _route_few(x: Normed, router: Router, routing: Routing) -> None:
     """All in one launch."""
-    (rows, depth), form = x.x.shape, _form(x, router)
+    (rows, depth), choice = x.x.shape, _choice(x, router)
     splits = triton.cdiv(depth, SHARE)
-    partial = torch.empty(splits, FEW, form["BLOCK_E"], device=x.x.device, dtype=torch.float32)
+    partial = torch.empty(splits, FEW, choice.lanes, device=x.x.device, dtype=torch.float32)
     _route_few_kernel[(triton.cdiv(len(router.weight), COLUMNS), splits)](
         x.x,
         router.weight,
         partial,
         counters(x.x.device, 1),
-        *_behind(x, router, routing),
+        _behind(x, router, routing),
         routing.weights,
-        routing.order,
-        routing.blocks,
-        routing.count,
+        routing.layout,
         rows,
         SPLITS=splits,
         SHARE=SHARE,
         COLUMNS=COLUMNS,
         FEW=FEW,
         BLOCK_R=triton.next_power_of_2(max(rows, 1)),
-        **form,
+        C=choice,
         **overlap(x.x),
     )
 
@@ -88,121 +123,94 @@ def _route_many(x: Normed, router: Router, routing: Routing) -> None:
     A product that is scaled afterwards is rounded twice in this way, in `_route_few` once.
     """
     rows = len(x.x)
-    chosen, form = torch.empty_like(routing.order), _form(x, router)
-    bias = None
+    chosen, choice, bias = torch.empty_like(routing.layout.order), _choice(x, router), None
     if x.squares is None:  # the product is rounded once, with its bias
-        bias, form["BIAS"] = router.bias, False
+        bias, choice = router.bias, replace(choice, bias=False)
     product = batch_invariant.linear if router.batch_invariant else F.linear
     _route_kernel[(triton.cdiv(rows, ROUTED),)](
         product(x.x, router.weight, bias),
         chosen,
-        *_behind(x, router, routing),
+        _behind(x, router, routing),
         routing.weights,
         rows,
         BLOCK_R=ROUTED,
-        **form,
+        C=choice,
         **overlap(x.x),
     )
     lay_out_many(chosen, len(router.weight), routing)
 
 
-def _behind(x: Normed, router: Router, routing: Routing) -> tuple[Any, ...]:
-    """What is applied to the router's product: squares and their sizes, scales to fill, a bias,
-    factors."""
+def _behind(x: Normed, router: Router, routing: Routing) -> RouterEpilogue:
     unused = router.weight
     last = (unused if given is None else given for given in (router.bias, router.factors))
     if x.squares is None:
-        return unused, 0, 0, x.eps, unused, *last
-    return x.squares, *x.squares.shape, x.eps, routing.scales, *last
+        return RouterEpilogue(unused, 0, 0, x.eps, unused, *last)
+    assert routing.scales is not None
+    parts, held = x.squares.shape
+    return RouterEpilogue(x.squares, parts, held, x.eps, routing.scales, *last)
 
 
-def _form(x: Normed, router: Router) -> dict[str, Any]:
-    """What the kernels that choose experts are compiled with."""
-    experts = len(router.weight)
-    return {
-        "DEPTH": x.x.shape[1],
-        "PARTS": 1 if x.squares is None else triton.next_power_of_2(len(x.squares)),
-        "SCALED": x.squares is not None,
-        "BIAS": router.bias is not None,
-        "EXPERTS": experts,
-        "BLOCK_E": lanes(experts),
-        "TOP_K": router.top_k,
-        "NORMALIZE": router.normalize,
-        "FACTORS": router.factors is not None,
-    }
+def _choice(x: Normed, router: Router) -> RouterSizes:
+    experts, squares = len(router.weight), x.squares
+    return RouterSizes(
+        depth=x.x.shape[1],
+        parts=1 if squares is None else triton.next_power_of_2(len(squares)),
+        scaled=squares is not None,
+        bias=router.bias is not None,
+        experts=experts,
+        lanes=lanes(experts),
+        top_k=router.top_k,
+        normalize=router.normalize,
+        factors=router.factors is not None,
+    )
 
 
 @triton.jit
-def _finished(
-    logits,
-    squares,
-    parts,
-    held,
-    eps,
-    scales,
-    bias,
-    row,
-    rows,
-    DEPTH: tl.constexpr,
-    PARTS: tl.constexpr,
-    SCALED: tl.constexpr,
-    BIAS: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
-    """The router's logits [R, BLOCK_E] from its product; stores what scales the rows."""
-    if SCALED:
-        part = tl.arange(0, PARTS)
-        at = squares + part[:, None] * held + row[None, :]
-        there = (part < parts)[:, None] & (row < rows)[None, :]
+def _finished(logits, behind, row, rows, C: tl.constexpr):
+    """The router's logits [R, lanes] from its product; stores what scales the rows."""
+    if C.scaled:
+        part = tl.arange(0, C.parts)
+        at = behind.squares + part[:, None] * behind.held + row[None, :]
+        there = (part < behind.parts)[:, None] & (row < rows)[None, :]
         found = tl.load(at, mask=there, other=0.0)
-        scale = tl.rsqrt(tl.sum(found, axis=0) / DEPTH + eps)
-        tl.store(scales + row, scale, mask=row < rows)
+        scale = tl.rsqrt(tl.sum(found, axis=0) / C.depth + behind.eps)
+        tl.store(behind.scales + row, scale, mask=row < rows)
         logits *= scale[:, None]
-    if BIAS:
-        expert = tl.arange(0, BLOCK_E)
-        logits += tl.load(bias + expert, mask=expert < EXPERTS, other=0.0).to(tl.float32)[None, :]
+    if C.bias:
+        expert = tl.arange(0, C.lanes)
+        added = tl.load(behind.bias + expert, mask=expert < C.experts, other=0.0)
+        logits += added.to(tl.float32)[None, :]
     return logits
 
 
 @triton.jit
-def _choose(
-    scores,
-    factors,
-    weights,
-    row,
-    rows,
-    EXPERTS: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    TOP_K: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    FACTORS: tl.constexpr,
-):
-    """Store the weights of some rows' pairs; of [R, BLOCK_E] which are pairs, and their numbers.
+def _choose(scores, factors, weights, row, rows, C: tl.constexpr):
+    """Store the weights of some rows' pairs; of [R, lanes] which are pairs, and their numbers.
 
-    scores: [R, BLOCK_E] the router's logits, rounded to the rows' type: of experts that are close
+    scores: [R, lanes] the router's logits, rounded to the rows' type: of experts that are close
     to each other this decides.
     """
-    expert = tl.arange(0, BLOCK_E)[None, :]
-    real = expert < EXPERTS
+    expert = tl.arange(0, C.lanes)[None, :]
+    real = expert < C.experts
     scores = tl.where(real, scores.to(weights.dtype.element_ty).to(tl.float32), float("-inf"))
     scores = tl.exp(scores - tl.max(scores, axis=1)[:, None])
     scores /= tl.sum(scores, axis=1)[:, None]
     # a row that is not a number still gets experts, all different, and only its own result is lost
     left = tl.where(real, tl.where(scores == scores, scores, 0.0), -1.0)
     choice = tl.zeros(scores.shape, tl.int32)
-    for index in tl.static_range(TOP_K):
+    top_k: tl.constexpr = C.top_k
+    for index in tl.static_range(top_k):
         best = expert == tl.argmax(left, axis=1)[:, None]
         choice = tl.where(best, index + 1, choice)
         left = tl.where(best, -2.0, left)
     kept = tl.where(choice > 0, scores, 0.0)
-    if NORMALIZE:
+    if C.normalize:
         kept /= tl.sum(kept, axis=1)[:, None]
-    if FACTORS:
+    if C.factors:
         own = tl.load(factors + expert, mask=real, other=0.0).to(tl.float32)
         kept = kept.to(weights.dtype.element_ty).to(tl.float32) * own
     taken = (choice > 0) & (row[:, None] < rows)
-    pair = row[:, None] * TOP_K + choice - 1
+    pair = row[:, None] * C.top_k + choice - 1
     tl.store(weights + pair, kept, mask=taken)
     return taken, pair
 
@@ -213,46 +221,30 @@ def _route_few_kernel(
     weight,
     partial,
     arrivals,
-    squares,
-    parts,
-    held,
-    eps,
-    scales,
-    bias,
-    factors,
+    behind,
     weights,
-    order,
-    blocks,
-    count,
+    layout,
     rows,
     SPLITS: tl.constexpr,
     SHARE: tl.constexpr,
     COLUMNS: tl.constexpr,
     FEW: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PARTS: tl.constexpr,
-    SCALED: tl.constexpr,
-    BIAS: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    TOP_K: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    FACTORS: tl.constexpr,
+    C: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """The router's product in pieces; the program that ends last adds them and lays pairs out."""
     announce(OVERLAP)
-    row, expert = tl.arange(0, FEW), tl.arange(0, BLOCK_E)
+    row, expert = tl.arange(0, FEW), tl.arange(0, C.lanes)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     step = tl.program_id(1) * SHARE + tl.arange(0, SHARE)
-    inside = (step < DEPTH)[:, None] & (column < EXPERTS)[None, :]
-    w = tl.load(weight + column[None, :] * DEPTH + step[:, None], mask=inside, other=0.0)
+    inside = (step < C.depth)[:, None] & (column < C.experts)[None, :]
+    w = tl.load(weight + column[None, :] * C.depth + step[:, None], mask=inside, other=0.0)
     wait(OVERLAP)
-    inside = (row < rows)[:, None] & (step < DEPTH)[None, :]
-    a = tl.load(x + row[:, None] * DEPTH + step[None, :], mask=inside, other=0.0)
+    inside = (row < rows)[:, None] & (step < C.depth)[None, :]
+    a = tl.load(x + row[:, None] * C.depth + step[None, :], mask=inside, other=0.0)
     product = tl.dot(a, w, input_precision="ieee")
-    piece = partial + (tl.program_id(1) * FEW + row)[:, None] * BLOCK_E + column[None, :]
+    piece = partial + (tl.program_id(1) * FEW + row)[:, None] * C.lanes + column[None, :]
     tl.store(piece, product, mask=(row < rows)[:, None])
     tl.debug_barrier()
     if tl.atomic_add(arrivals, 1, sem="acq_rel") != tl.num_programs(0) * SPLITS - 1:
@@ -260,58 +252,35 @@ def _route_few_kernel(
     tl.store(arrivals, 0)
     tl.debug_barrier()
     row = tl.arange(0, BLOCK_R)
-    logits = tl.zeros([BLOCK_R, BLOCK_E], tl.float32)
-    at = partial + row[:, None] * BLOCK_E + expert[None, :]
-    inside = (row < rows)[:, None] & (expert < EXPERTS)[None, :]
+    wide: tl.constexpr = C.lanes
+    logits = tl.zeros([BLOCK_R, wide], tl.float32)
+    at = partial + row[:, None] * C.lanes + expert[None, :]
+    inside = (row < rows)[:, None] & (expert < C.experts)[None, :]
     for split in tl.static_range(SPLITS):
-        piece = at + split * FEW * BLOCK_E
+        piece = at + split * FEW * C.lanes
         logits += tl.load(piece, mask=inside, other=0.0, cache_modifier=".cg")
-    logits = _finished(
-        logits, squares, parts, held, eps, scales, bias, row, rows, DEPTH, PARTS, SCALED, BIAS,
-        EXPERTS, BLOCK_E,
-    )  # fmt: skip
-    taken, pair = _choose(
-        logits, factors, weights, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE, FACTORS
-    )
-    lay_out_few(taken, pair, order, blocks, count, BLOCK_E)
+    logits = _finished(logits, behind, row, rows, C)
+    taken, pair = _choose(logits, behind.factors, weights, row, rows, C)
+    lay_out_few(taken, pair, layout, C.lanes)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _route_kernel(
     logits,
     chosen,
-    squares,
-    parts,
-    held,
-    eps,
-    scales,
-    bias,
-    factors,
+    behind,
     weights,
     rows,
     BLOCK_R: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PARTS: tl.constexpr,
-    SCALED: tl.constexpr,
-    BIAS: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    TOP_K: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    FACTORS: tl.constexpr,
+    C: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """The weight and the expert of every pair of BLOCK_R rows. logits: the router's product."""
     begin(OVERLAP)
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    expert = tl.arange(0, BLOCK_E)[None, :]
-    inside = (expert < EXPERTS) & (row < rows)[:, None]
-    scores = tl.load(logits + row[:, None] * EXPERTS + expert, mask=inside, other=0.0)
-    scores = _finished(
-        scores.to(tl.float32), squares, parts, held, eps, scales, bias, row, rows, DEPTH, PARTS,
-        SCALED, BIAS, EXPERTS, BLOCK_E,
-    )  # fmt: skip
-    taken, pair = _choose(
-        scores, factors, weights, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE, FACTORS
-    )
+    expert = tl.arange(0, C.lanes)[None, :]
+    inside = (expert < C.experts) & (row < rows)[:, None]
+    scores = tl.load(logits + row[:, None] * C.experts + expert, mask=inside, other=0.0)
+    scores = _finished(scores.to(tl.float32), behind, row, rows, C)
+    taken, pair = _choose(scores, behind.factors, weights, row, rows, C)
     tl.store(chosen + pair, expert + tl.zeros(pair.shape, tl.int32), mask=taken)

@@ -6,6 +6,8 @@ of the tokens at an edge the first ones stay, as a stable sort would have it. On
 which of those that stay arrives first.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -29,11 +31,7 @@ def sample_requests(
     _sample[(len(logits),)](
         logits,
         greedy,
-        table.temperature,
-        table.top_k,
-        table.top_p,
-        table.min_p,
-        table.seeds,
+        table,
         requests,
         firsts,
         firsts if depths is None else depths,
@@ -49,15 +47,24 @@ def sample_requests(
     return out
 
 
+class Logits(NamedTuple):
+    """A row within a kernel, and what its request asks for."""
+
+    own: Any
+    """Where the row is."""
+    vocab: Any
+    top: Any
+    """The highest logit."""
+    temperature: Any
+    floor: Any
+    """Of min-p."""
+
+
 @triton.jit(do_not_specialize=["count"])  # a prompt's end is one row, a cycle K + 1
 def _sample(
     logits,
     greedy,
-    temperatures,
-    top_ks,
-    top_ps,
-    min_ps,
-    seeds,
+    table,
     requests,
     firsts,
     depths,
@@ -72,51 +79,41 @@ def _sample(
     row = tl.program_id(0).to(tl.int64)
     best = tl.load(greedy + row)
     request = tl.load(requests + row // count)
-    temperature = tl.load(temperatures + request)
+    temperature = tl.load(table.temperature + request)
     if (temperature == 0) | (best < 0):
         tl.store(out + row, best)
         return
     own = logits + row * stride
     top = tl.load(own + best).to(tl.float32)
-    floor = tl.load(min_ps + request)
-    top_k, top_p = tl.load(top_ks + request), tl.load(top_ps + request)
+    of_row = Logits(own, vocab, top, temperature, tl.load(table.min_p + request))
+    top_k, top_p = tl.load(table.top_k + request), tl.load(table.top_p + request)
     # tokens above the edge stay, and the first `ties` of those at it
     edge = tl.zeros([], tl.uint32)
     ties = tl.zeros([], tl.float32)
     if (top_k > 0) & (top_k < vocab):
         wanted = top_k.to(tl.float32)
-        edge, above = _edge(own, vocab, top, temperature, floor, wanted, True, BITS, BLOCK)
+        edge, above = _edge(of_row, wanted, True, BITS, BLOCK)
         ties = wanted - above
     if top_p < 1:
-        share = _share(_value(edge, BITS), top, temperature, floor)
-        total = _above(own, vocab, top, temperature, floor, edge, BITS, BLOCK) + ties * share
+        share = _share(_value(edge, BITS), of_row)
+        total = _above(of_row, edge, BITS, BLOCK) + ties * share
         wanted = top_p * total
-        found, above = _edge(own, vocab, top, temperature, floor, wanted, False, BITS, BLOCK)
+        found, above = _edge(of_row, wanted, False, BITS, BLOCK)
         if found >= edge:
-            share = _share(_value(found, BITS), top, temperature, floor)
+            share = _share(_value(found, BITS), of_row)
             first = tl.maximum(tl.ceil((wanted - above) / share), 1.0)
             ties = tl.where(found == edge, tl.minimum(ties, first), first)
             edge = found
     depth = row % count
     if DEPTHS:
         depth = tl.load(depths + row)
-    race = row_key(tl.load(seeds + request), tl.load(firsts + request) + depth)
-    token = _first(own, vocab, top, temperature, floor, edge, ties, race, BITS, BLOCK)
+    race = row_key(tl.load(table.seeds + request), tl.load(firsts + request) + depth)
+    token = _first(of_row, edge, ties, race, BITS, BLOCK)
     tl.store(out + row, tl.where(token < 0, best, token))
 
 
 @triton.jit
-def _edge(
-    own,
-    vocab,
-    top,
-    temperature,
-    floor,
-    wanted,
-    COUNTS: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def _edge(row, wanted, COUNTS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
     """The largest key at and above which there is what is wanted, and what there is above it."""
     edge = tl.zeros([], tl.uint32)
     above = tl.zeros([], tl.float32)
@@ -125,8 +122,8 @@ def _edge(
         first = tl.zeros([BLOCK], tl.float32)
         second = tl.zeros([BLOCK], tl.float32)
         third = tl.zeros([BLOCK], tl.float32)
-        for begin in range(0, vocab, BLOCK):
-            key, value = _read(own, begin, vocab, top, temperature, floor, BITS, BLOCK)
+        for begin in range(0, row.vocab, BLOCK):
+            key, value = _read(row, begin, BITS, BLOCK)
             if COUNTS:
                 value = tl.full([BLOCK], 1.0, tl.float32)
             first += tl.where(key >= edge + step, value, 0.0)
@@ -148,33 +145,22 @@ def _edge(
 
 
 @triton.jit
-def _above(own, vocab, top, temperature, floor, edge, BITS: tl.constexpr, BLOCK: tl.constexpr):
+def _above(row, edge, BITS: tl.constexpr, BLOCK: tl.constexpr):
     """The sum of the shares above an edge."""
     total = tl.zeros([], tl.float32)
-    for begin in range(0, vocab, BLOCK):
-        key, share = _read(own, begin, vocab, top, temperature, floor, BITS, BLOCK)
+    for begin in range(0, row.vocab, BLOCK):
+        key, share = _read(row, begin, BITS, BLOCK)
         total += tl.sum(tl.where(key > edge, share, 0.0), 0)
     return total
 
 
 @triton.jit
-def _first(
-    own,
-    vocab,
-    top,
-    temperature,
-    floor,
-    edge,
-    ties,
-    race,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def _first(row, edge, ties, race, BITS: tl.constexpr, BLOCK: tl.constexpr):
     """The token that arrives first of those that stay; -1 for none."""
     fastest = tl.zeros([], tl.float32)
     token = tl.full([], -1, tl.int32)
-    for begin in range(0, vocab, BLOCK):
-        key, shares = _read(own, begin, vocab, top, temperature, floor, BITS, BLOCK)
+    for begin in range(0, row.vocab, BLOCK):
+        key, shares = _read(row, begin, BITS, BLOCK)
         stays = key > edge
         if ties > 0:
             at_edge = (key == edge).to(tl.float32)
@@ -187,17 +173,17 @@ def _first(
         best = tl.max(speed, 0)
         if best > fastest:
             fastest = best
-            token = tl.min(tl.where(speed == best, column, vocab), 0)
+            token = tl.min(tl.where(speed == best, column, row.vocab), 0)
     return token
 
 
 @triton.jit
-def _read(own, begin, vocab, top, temperature, floor, BITS: tl.constexpr, BLOCK: tl.constexpr):
+def _read(row, begin, BITS: tl.constexpr, BLOCK: tl.constexpr):
     """A block's keys, 0 for what is no token, and the shares: e to the power of a scaled logit."""
     column = begin + tl.arange(0, BLOCK)
-    inside = column < vocab
-    value = tl.load(own + column, mask=inside, other=float("-inf")).to(tl.float32)
-    share = tl.where(inside, _share(value, top, temperature, floor), 0.0)
+    inside = column < row.vocab
+    value = tl.load(row.own + column, mask=inside, other=float("-inf")).to(tl.float32)
+    share = tl.where(inside, _share(value, row), 0.0)
     return tl.where(share > 0, ordered(value, BITS), 0), share
 
 
@@ -218,10 +204,10 @@ def _value(key, BITS: tl.constexpr):
 
 
 @triton.jit
-def _share(value, top, temperature, floor):
+def _share(value, row):
     """Relative to the most likely token; 0 below min-p."""
-    share = tl.where(value == top, 1.0, tl.exp((value - top) / temperature))
-    return tl.where(share >= floor, share, 0.0)
+    share = tl.where(value == row.top, 1.0, tl.exp((value - row.top) / row.temperature))
+    return tl.where(share >= row.floor, share, 0.0)
 
 
 @triton.jit

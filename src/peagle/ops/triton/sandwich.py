@@ -4,7 +4,7 @@ A program has one row. Everything is rounded where the references round it, but 
 rounded with their weight.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -15,6 +15,16 @@ from peagle.ops.triton.launch import begin, overlap
 from peagle.ops.triton.residual import warps_of_norm
 
 
+class MixtureNorms(NamedTuple):
+    """What a mixture reads of a stream: weights of its norms, and where that is written; anything
+    in place of what it is not."""
+
+    experts_weight: Tensor
+    router_scale: Tensor
+    to_experts: Tensor
+    routed: Tensor
+
+
 def add(
     product: Tensor,
     own_weight: Tensor,
@@ -23,10 +33,11 @@ def add(
     scalar: Tensor | None,
     norm_weight: Tensor,
     norm_eps: float,
+    mixture: MixtureNorms | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The stream with what is added, times scalar [1], and that normed: [rows, width] both."""
     total, out = torch.empty_like(stream), torch.empty_like(stream)
-    unused = norm_weight, norm_weight, out, out
+    width = stream.shape[1]
     _add_normed[(len(stream),)](
         product,
         own_weight,
@@ -35,13 +46,13 @@ def add(
         norm_weight,
         total,
         out,
-        *unused,
-        stream.shape[1],
+        mixture or MixtureNorms(norm_weight, norm_weight, out, out),
+        width,
         own_eps,
         norm_eps,
-        0.0,
+        0.0 if mixture is None else width**-0.5,
         SCALAR=scalar is not None,
-        MIXTURE=False,
+        MIXTURE=mixture is not None,
         **_form(stream),
     )
     return total, out
@@ -60,27 +71,9 @@ def add_before_mixture(
 
     The router reads the normed stream times router_scale [width] / sqrt(width).
     """
-    total, out, to_experts, routed = (torch.empty_like(stream) for _ in range(4))
-    _add_normed[(len(stream),)](
-        product,
-        own_weight,
-        stream,
-        stream,
-        norm_weight,
-        total,
-        out,
-        experts_weight,
-        router_scale,
-        to_experts,
-        routed,
-        stream.shape[1],
-        eps,
-        eps,
-        stream.shape[1] ** -0.5,
-        SCALAR=False,
-        MIXTURE=True,
-        **_form(stream),
-    )
+    to_experts, routed = torch.empty_like(stream), torch.empty_like(stream)
+    mixture = MixtureNorms(experts_weight, router_scale, to_experts, routed)
+    total, out = add(product, own_weight, eps, stream, None, norm_weight, eps, mixture)
     return total, out, to_experts, routed
 
 
@@ -156,10 +149,7 @@ def _add_normed(
     norm_weight,
     total,
     out,
-    experts_weight,
-    router_scale,
-    to_experts,
-    routed,
+    mixture,
     width,
     eps,
     next_eps,
@@ -181,11 +171,11 @@ def _add_normed(
     unit = _unit(value.to(tl.float32), width, next_eps)
     tl.store(out + at, _under(unit, norm_weight, column, inside).to(kind), mask=inside)
     if MIXTURE:
-        under = _under(unit, experts_weight, column, inside)
-        tl.store(to_experts + at, under.to(kind), mask=inside)
+        under = _under(unit, mixture.experts_weight, column, inside)
+        tl.store(mixture.to_experts + at, under.to(kind), mask=inside)
         # of experts that are close to each other, every rounding on the router's way decides
-        read = _under(unit.to(kind).to(tl.float32), router_scale, column, inside).to(kind)
-        tl.store(routed + at, (read.to(tl.float32) * factor).to(kind), mask=inside)
+        read = _under(unit.to(kind).to(tl.float32), mixture.router_scale, column, inside).to(kind)
+        tl.store(mixture.routed + at, (read.to(tl.float32) * factor).to(kind), mask=inside)
 
 
 @triton.jit

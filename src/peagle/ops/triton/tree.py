@@ -9,7 +9,7 @@ from peagle.config import NO_PENALTIES
 from peagle.ops.candidates import Candidates, Pairs
 from peagle.ops.draft import NO_DRAFT, Draft, Tree
 from peagle.ops.race import SHARPENING, Race
-from peagle.ops.triton.draft import added_scores, kept_scores, pair_sides, raced
+from peagle.ops.triton.draft import added_scores, draws, kept_scores, pair_sides, raced
 from peagle.ops.triton.sampling import arrival_time, row_key
 
 HELD = 1024
@@ -51,11 +51,9 @@ def _log_shares(found: Candidates, pairs: Pairs | None, race: Race, befores: int
     requests, slots, count = found.scores.shape
     out = found.scores.new_empty(requests, slots, befores, count, dtype=torch.float32)
     sides, rank, stride = pair_sides(found, pairs)
-    sampling = race.sampling
     _log_share[(requests, slots, befores)](
-        found.scores, found.ids, found.tokens, *sides, sampling.temperature, sampling.top_k,
-        sampling.min_p, sampling.seeds, race.newest, race.requests, out, slots, count, rank,
-        stride, COUNT=triton.next_power_of_2(count), RANK=triton.next_power_of_2(rank),
+        found, sides, draws(race), out, slots, count, rank, stride,
+        COUNT=triton.next_power_of_2(count), RANK=triton.next_power_of_2(rank),
         PAIRS=pairs is not None, SHARPENING=SHARPENING, num_warps=1,
     )  # fmt: skip
     return out
@@ -111,18 +109,9 @@ def _unbranched(
 
 @triton.jit
 def _log_share(
-    scores,
-    ids,
-    tokens,
-    predecessor,
-    successor,
-    gates,
-    temperatures,
-    top_ks,
-    min_ps,
-    seeds,
-    newest,
-    requests,
+    found,
+    pairs,
+    draws,
     out,
     slots,
     count,
@@ -137,19 +126,21 @@ def _log_share(
     index, slot, before = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     if (slot == 0) & (before > 0):
         return
-    request, lane = tl.load(requests + index), tl.arange(0, COUNT)
+    request, lane = tl.load(draws.requests + index), tl.arange(0, COUNT)
     inside, at = lane < count, index * slots + slot
-    temperature = tl.load(temperatures + request)
-    score = tl.load(scores + at * count + lane, mask=inside, other=float("-inf"))
+    temperature = tl.load(draws.temperatures + request)
+    score = tl.load(found.scores + at * count + lane, mask=inside, other=float("-inf"))
     if PAIRS:
-        previous = tl.load(tokens + tl.maximum(at - 1, 0) * count + before)
-        draft = tl.load(ids + at * count + lane, mask=inside, other=0)
-        gate = gates + at * gates_stride
+        previous = tl.load(found.tokens + tl.maximum(at - 1, 0) * count + before)
+        draft = tl.load(found.ids + at * count + lane, mask=inside, other=0)
+        gate = pairs.gates + at * gates_stride
         within = tl.where(slot > 0, rank, 0)  # the first slot has read the token before it
-        score += added_scores(predecessor, successor, gate, previous, draft, rank, within, RANK)
-    score = kept_scores(score, temperature, tl.load(top_ks + request), tl.load(min_ps + request))
-    token = tl.load(tokens + at * count + lane, mask=inside, other=0)
-    key = row_key(tl.load(seeds + request), tl.load(newest + request) + 1 + slot)
+        score += added_scores(pairs, gate, previous, draft, rank, within, RANK)
+    score = kept_scores(
+        score, temperature, tl.load(draws.top_ks + request), tl.load(draws.min_ps + request)
+    )
+    token = tl.load(found.tokens + at * count + lane, mask=inside, other=0)
+    key = row_key(tl.load(draws.seeds + request), tl.load(draws.newest + request) + 1 + slot)
     value = raced(score, tl.log(arrival_time(key, token)), temperature * SHARPENING)
     value = tl.where(inside & (value == value), value, float("-inf"))
     top = tl.max(value, 0)

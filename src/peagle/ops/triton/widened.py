@@ -19,7 +19,7 @@ def widened(weight: QuantizedWeight, rows: slice, dtype: torch.dtype) -> Tensor:
     out = torch.empty(count, depth, dtype=dtype, device=weight.device)
     grid = triton.cdiv(count, LINES), triton.cdiv(depth, STEP)
     _widen[grid](
-        *operands(weight),
+        operands(weight),
         out,
         rows.start,
         count,
@@ -33,10 +33,7 @@ def widened(weight: QuantizedWeight, rows: slice, dtype: torch.dtype) -> Tensor:
 
 @triton.jit(do_not_specialize=["first"])
 def _widen(
-    numbers,
-    scales,
-    zeros,
-    factors,
+    weight,
     out,
     first,
     count,
@@ -51,20 +48,20 @@ def _widen(
     start = tl.program_id(1) * STEP
     place = start // together + tl.arange(0, STEP // together)
     width = words(depth, W)
-    numbers_at = numbers + line[:, None] * width + place[None, :]
+    numbers_at = weight.numbers + line[:, None] * width + place[None, :]
     found = tl.load(numbers_at, mask=(place < width)[None, :], other=0)
     for number in tl.static_range(together):
         at = start + first_inputs(W, STEP) + number * (W.run // together)
         block = tl.minimum(at, depth - 1) // W.wide
         shared_at = (line // W.high * W.columns)[:, None] + block[None, :]
-        scale = tl.load(scales + shared_at)
+        scale = tl.load(weight.scales + shared_at)
         if W.kind == "mxfp4":
             value = e2m1_at(found, number, powers(scale, tl.float32))
         elif W.kind == "nvfp4":
             value = e2m1_at(found, number, scales_e4m3(scale, tl.float32))
         else:
-            value = _integer(found, number, zeros + shared_at, W) * scale.to(tl.float32)
-        value = factored(value, factors, line, W)
+            value = _integer(found, number, weight.zeros + shared_at, W) * scale.to(tl.float32)
+        value = factored(value, weight.factors, line, W)
         keep = (row < count)[:, None] & (at < depth)[None, :]
         out_at = out + row.to(tl.int64)[:, None] * depth + at[None, :]
         tl.store(out_at, value.to(out.dtype.element_ty), mask=keep)

@@ -1,0 +1,49 @@
+"""Products of few rows, bound by reading their weights, with what is around them in one launch.
+
+`residual` launches those of tensors, `quantized_product` those of packed weights.
+"""
+
+import torch
+import triton
+from torch import Tensor
+
+from peagle.ops.products.product import Epilogue
+from peagle.ops.triton import quantized_product, residual
+from peagle.ops.triton.product_call import Addition, ProductCall
+from peagle.ops.triton.tiles import padded, tile_of
+from peagle.ops.weight import QuantizedWeight, Weight
+
+
+def linear(
+    x: Tensor, squares: Tensor | None, eps: float, weight: Weight, bias: Tensor | None
+) -> Tensor:
+    """`(x / rms) @ weight.T + bias`; squares: the parts of the sum of squares, None for no rms."""
+    return _launched(ProductCall(x, squares, eps, weight, bias, x.new_empty(len(x), len(weight))))
+
+
+def gated(x: Tensor, squares: Tensor | None, eps: float, weight: Weight) -> Tensor:
+    """silu(gate) * up of the two halves of a product: [rows, len(weight) / 2]."""
+    out = x.new_empty(len(x), len(weight) // 2)
+    return _launched(ProductCall(x, squares, eps, weight, None, out, Epilogue.GATE))
+
+
+def add(
+    x: Tensor, weight: Weight, bias: Tensor | None, stream: Tensor, norm: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`stream + x @ weight.T + bias`, that times norm, and the parts of its squares."""
+    out, scaled = torch.empty_like(stream), torch.empty_like(stream)
+    if isinstance(weight, QuantizedWeight):
+        columns = quantized_product.LINES
+    else:
+        columns = tile_of(x, len(weight), Epilogue.ADD).columns
+    tiles = triton.cdiv(len(weight), columns)
+    squares = torch.empty(tiles, padded(len(x)), device=x.device, dtype=torch.float32)
+    addition = Addition(stream, norm, scaled, squares)
+    _launched(ProductCall(x, None, 0.0, weight, bias, out, Epilogue.ADD, addition))
+    return out, scaled, squares
+
+
+def _launched(call: ProductCall) -> Tensor:
+    packed = isinstance(call.weight, QuantizedWeight)
+    (quantized_product if packed else residual).launch(call)
+    return call.out

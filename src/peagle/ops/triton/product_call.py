@@ -1,0 +1,126 @@
+"""What launches of products have in common, whatever the weight's format."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from peagle.ops.products.product import Epilogue
+from peagle.ops.triton.launch import counters
+from peagle.ops.weight import Weight
+
+
+class Addition(NamedTuple):
+    """What a product is added to, and what comes of it."""
+
+    stream: Tensor
+    """[rows, outputs]"""
+    norm: Tensor
+    """[outputs] the next norm's weight"""
+    scaled: Tensor
+    """[rows, outputs] the sum times `norm`"""
+    squares: Tensor
+    """[tiles, rows] the sum's squares, of each tile of outputs"""
+
+
+class ProductResults(NamedTuple):
+    """What is added, what is written, and where programs meet; anything in place of what is not."""
+
+    stream: Tensor
+    norm: Tensor
+    out: Tensor
+    scaled: Tensor
+    squares: Tensor
+    partial: Tensor
+    arrivals: Tensor
+
+
+@dataclass(frozen=True)
+class ProductForm:
+    """What a kernel is compiled with, besides its tile."""
+
+    splits: int
+    """Programs that share a tile, each with a part of the depth."""
+    parts: int
+    """Lanes for the parts of the sum of squares."""
+    scaled: bool
+    bias: bool
+    gated: bool
+    adds: bool
+
+
+@dataclass(frozen=True)
+class ProductCall:
+    """A product, and what is around it."""
+
+    x: Tensor
+    """[rows, depth]"""
+    squares: Tensor | None
+    """[parts, rows] sums of squares by which x is normed; None: it is not."""
+    eps: float
+    weight: Weight
+    bias: Tensor | None
+    out: Tensor
+    epilogue: Epilogue = Epilogue.NONE
+    addition: Addition | None = None
+
+    def form(self, splits: int) -> ProductForm:
+        """What its kernel is compiled with."""
+        return ProductForm(
+            splits,
+            parts=1 if self.squares is None else triton.next_power_of_2(len(self.squares)),
+            scaled=self.squares is not None,
+            bias=self.bias is not None,
+            gated=self.epilogue is Epilogue.GATE,
+            adds=self.addition is not None,
+        )
+
+    def results(self, tiles: int, splits: int, numbers: int) -> ProductResults:
+        """Where what it gives goes. numbers: of a tile."""
+        stream, norm, scaled, squares = self.addition or (self.out,) * 4
+        shared = meeting(self.out, tiles, splits, numbers)
+        return ProductResults(stream, norm, self.out, scaled, squares, *shared)
+
+    @property
+    def operands(self) -> tuple[Tensor, Tensor]:
+        """Squares and bias, or anything in place of none."""
+        given = self.squares, self.bias
+        squares, bias = (self.out if each is None else each for each in given)
+        return squares, bias
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Parts of squares, and rows that each has."""
+        return (0, 0) if self.squares is None else (len(self.squares), self.squares.shape[1])
+
+
+def meeting(out: Tensor, tiles: int, splits: int, numbers: int) -> tuple[Tensor, Tensor]:
+    """Where programs that share a tile of so many numbers leave their sums, and where they are
+    counted; anything where none do."""
+    if splits == 1:
+        return out, out
+    size = tiles * splits * numbers
+    partial = torch.empty(size, dtype=torch.float32, device=out.device)
+    return partial, counters(out.device, tiles)
+
+
+@triton.jit
+def left(part, at, split, arrivals, tile, SPLITS: tl.constexpr):
+    """Leave a program's sums of a shared tile at a place; whether all programs' are there."""
+    tl.store(at + split * (part.shape[0] * part.shape[1]), part)
+    tl.debug_barrier()
+    return tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1
+
+
+@triton.jit
+def gathered(at, arrivals, tile, SPLITS: tl.constexpr):
+    """The sums of all programs of a tile, in their order; sets their count to zero."""
+    tl.store(arrivals + tile, 0)
+    tl.debug_barrier()
+    total = tl.zeros(at.shape, tl.float32)
+    for other in tl.static_range(SPLITS):
+        total += tl.load(at + other * (at.shape[0] * at.shape[1]), cache_modifier=".cg")
+    return total
