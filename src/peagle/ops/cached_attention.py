@@ -164,8 +164,7 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
     for rows that belong to no request or have no slot.
     """
     if has_kernels(query):
-        attended: Tensor = kernels("cached_attention").attend(query, spec, cache, rows)
-        return attended
+        return kernels("cached_attention").attend(query, spec, cache, rows)
     out = query.new_zeros(len(query), spec.num_heads * spec.head_dim)
     columns = (rows.requests, rows.starts, rows.firsts, rows.counts)
     for request, start, first, count in zip(*(c.tolist() for c in columns), strict=True):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from peagle.ops.race import Race, arrivals
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import in_kernels
 
 RACED = 64
 """The likeliest drafts of a row among which a race is run."""
@@ -70,18 +70,18 @@ def paired_scores(found: Candidates, pairs: Pairs | None) -> Tensor:
     return torch.cat((first, scores[:, 1:] + added), dim=1)
 
 
+@in_kernels("candidates")
 def likeliest(logits: Tensor, offsets: Tensor, count: int) -> Candidates:
     """The `count` likeliest drafts of each row, fewer where the vocabulary has fewer.
 
     logits: [rows, draft_vocab]; offsets: [draft_vocab], from draft ids to target ids.
     """
     count = min(count, logits.shape[-1])
-    if has_kernels(logits):
-        return Candidates(*kernels("candidates").likeliest(logits, offsets, count))
     ids = logits.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
     return Candidates(logits.gather(-1, ids).float(), ids, ids + offsets[ids])
 
 
+@in_kernels("candidates")
 def earliest(
     logits: Tensor, offsets: Tensor, count: int, race: Race, depth: int = 0, whole: bool = True
 ) -> Candidates:
@@ -94,10 +94,6 @@ def earliest(
     `whole`, they may get the likeliest alone, in the first place.
     """
     count = min(count, logits.shape[-1])
-    if has_kernels(logits):
-        return Candidates(
-            *kernels("candidates").earliest(logits, offsets, count, race, depth, whole)
-        )
     slots = len(logits) // len(race.requests)
     found = likeliest(logits, offsets, max(RACED, count)).by_request(slots)
     values = arrivals(found.scores, found.tokens, race, depth)

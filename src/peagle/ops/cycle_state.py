@@ -126,10 +126,7 @@ def draft_inputs(
     the most that one of them has.
     """
     if has_kernels(state.computed):
-        inputs: DraftInputs = kernels("cycle_state").draft_inputs(
-            state, requests, pending, masks, norms
-        )
-        return inputs
+        return kernels("cycle_state").draft_inputs(state, requests, pending, masks, norms)
     most = (pending + masks) * len(requests)
     hidden = norms.embedding.shape[1]
     x = norms.embedding.new_zeros(most, 2 * hidden)
@@ -166,10 +163,8 @@ def verify_inputs(
     Returns the rows, their embeddings [requests * (drafts + 1), hidden_size], and those normed.
     """
     if has_kernels(state.computed):
-        found: tuple[PassRows, Tensor, Tensor] = kernels("cycle_state").verify_inputs(
-            state, requests, drafts, embedding, weight, eps
-        )
-        return found
+        given = state, requests, drafts, embedding, weight, eps
+        return kernels("cycle_state").verify_inputs(*given)
     newest = state.emitted[requests, state.pending[requests] - 1]
     tokens = torch.cat((newest[:, None], drafts), dim=1)
     count = tokens.shape[1]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import in_kernels
 
 LENGTH_EPS = 1e-6
 """What is added to the squared length of queries and keys before they are made one long."""
@@ -123,6 +123,7 @@ class DeltaRows:
     """No span has more rows."""
 
 
+@in_kernels("delta_net")
 def recur(
     product: Tensor, gates: Tensor, weights: DeltaWeights, layer: DeltaState, rows: DeltaRows
 ) -> Tensor:
@@ -132,9 +133,6 @@ def recur(
     row stride; gates: [rows, 2 * value heads] how much is written, then how much decays. The
     results of rows of no span are undefined.
     """
-    if has_kernels(product):
-        found: Tensor = kernels("delta_net").recur(product, gates, weights, layer, rows)
-        return found
     heads, out = weights.heads, product.new_zeros(len(product), weights.heads.value_width)
     spans = (rows.requests, rows.starts, rows.firsts, rows.counts, rows.sure)
     for request, start, first, count, sure in zip(*(each.tolist() for each in spans), strict=True):

@@ -68,9 +68,6 @@ def weigh(
     tells each row's: several rows may ask for the same; weights: [rows] in float32.
     """
     if has_kernels(draft) and loss in IN_KERNELS:
-        weighed: tuple[Tensor, Tensor] = kernels("divergence").weigh(
-            loss, draft, target, which, weights
-        )
-        return weighed
+        return kernels("divergence").weigh(loss, draft, target, which, weights)
     losses, gradient = LOSSES[loss](draft, target[which])
     return losses @ weights, (gradient * weights[:, None]).to(draft.dtype)

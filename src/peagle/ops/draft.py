@@ -73,8 +73,7 @@ def draw(
     the first slot, 0 for the first draft.
     """
     if race is not None and has_kernels(found.scores):
-        drawn: Tensor = kernels("draft").draw(found, pairs, race, depth)
-        return drawn
+        return kernels("draft").draw(found, pairs, race, depth)
     scores = paired_scores(found, pairs)
     if race is not None:
         scores = draft_scores(scores, found.tokens, race, depth)

@@ -5,12 +5,13 @@ from torch import Tensor
 
 from peagle.ops.acceptance import Path, accepted_counts
 from peagle.ops.draft import NO_DRAFT, Found
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import has_kernels, in_kernels, kernels
 
 MEMORY = 16
 """Matches of a length after which an old one weighs 1/e of a new one."""
 
 
+@in_kernels("lookup")
 def write_newest(
     history: Tensor, requests: Tensor, computed: Tensor, pending: Tensor, emitted: Tensor
 ) -> None:
@@ -20,15 +21,13 @@ def write_newest(
     repeat write the same; computed, pending: [table rows] the newest token's position, and how many
     tokens up to it are in `emitted` [table rows, most].
     """
-    if has_kernels(history):
-        kernels("lookup").write_newest(history, requests, computed, pending, emitted)
-        return
     for row in requests.tolist():
         stop, count = int(computed[row]) + 1, int(pending[row])
         room = history[row, stop - count : stop]
         room.copy_(emitted[row, : len(room)])
 
 
+@in_kernels("lookup")
 def look_up(
     history: Tensor, requests: Tensor, counts: Tensor, drafts: int, shortest: int, gains: Tensor
 ) -> Found:
@@ -40,9 +39,6 @@ def look_up(
     tokens that are known of each; shortest: fewest tokens that must match; gains: [longest + 1]
     what drafts after a match of each length gain; more tokens than `longest` are not compared.
     """
-    if has_kernels(history):
-        columns = kernels("lookup").look_up(history, requests, counts, drafts, shortest, gains)
-        return Found(*columns)
     most, longest = int(counts.max()), len(gains) - 1
     texts = history[requests, :most].long()
     ends = counts[:, None] - 1

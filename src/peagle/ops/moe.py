@@ -148,8 +148,7 @@ class Experts(RoutedExperts):
     def forward(self, x: Tensor) -> Tensor:
         if not self.has_kernels():
             return moe(x, *self.form())
-        mixed: Tensor = kernels("moe").moe(x, *self.form(), self.batch_invariant)
-        return mixed
+        return kernels("moe").moe(x, *self.form(), self.batch_invariant)
 
     def mixed(self, x: Tensor) -> Tensor:
         return self.forward(x)
@@ -187,8 +186,7 @@ class ScaledExperts(RoutedExperts):
         """What the result is the sum of: [rows, summands, hidden]. routed: of `scaled`."""
         if self.has_kernels():
             form = self.router, self.factors, self.gate_up, self.down, self.top_k
-            parts: Tensor = kernels("moe").summands(x, routed, *form, self.batch_invariant)
-            return parts
+            return kernels("moe").summands(x, routed, *form, self.batch_invariant)
         weights, experts = route(routed, self.router, self.top_k, normalize=True)
         return _mixed(x, weights * self.factors[experts], experts, self._through)[:, None]
 

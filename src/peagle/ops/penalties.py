@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from peagle.config import NO_PENALTIES
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import has_kernels, in_kernels, kernels
 
 PROMPT = 1 << 30
 """What a token of the prompt adds to its count."""
@@ -38,14 +38,12 @@ class Penalties:
         counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
 
+@in_kernels("penalties")
 def penalize(logits: Tensor, drafts: Tensor, penalties: Penalties, requests: Tensor) -> None:
     """Penalize logits in place; each row counts the drafts before it as output.
 
     logits: [requests * (drafts + 1), vocab]; drafts: [requests, drafts]; requests: table rows.
     """
-    if has_kernels(logits):
-        kernels("penalties").penalize(logits, drafts, penalties, requests)
-        return
     of_requests = logits.view(len(requests), drafts.shape[1] + 1, -1)
     for rows, proposed, row in zip(of_requests, drafts, requests.tolist(), strict=True):
         repetition, presence, frequency = rates = tuple(penalties.rates[row].tolist())

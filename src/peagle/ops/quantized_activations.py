@@ -1,20 +1,19 @@
 """Inputs of a product rounded to FP8 as they come, with a scale for each group of a row."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import in_kernels
 from peagle.ops.weight import E4M3, FP8, LARGEST_E4M3, LEAST_AMAX
 
 ROWS = 16
 """Rows come in multiples of it, as products in FP8 want them."""
 
 
-@dataclass(frozen=True)
-class QuantizedInputs:
+class QuantizedInputs(NamedTuple):
     """What a row's inputs are rounded to."""
 
     numbers: Tensor
@@ -23,14 +22,12 @@ class QuantizedInputs:
     """[rows, groups] float32; the scales of one group lie side by side"""
 
 
+@in_kernels("quantized_activations")
 def quantize(x: Tensor, group: int, run: int) -> QuantizedInputs:
     """x [rows, depth] in groups of so many inputs; rows of zeros fill up to whole `ROWS`.
 
     run: that of the weight, which inputs are to be multiplied by.
     """
-    if has_kernels(x):
-        numbers, scales = kernels("quantized_activations").quantize(x, group, run)
-        return QuantizedInputs(numbers, scales)
     groups = F.pad(x.float(), (0, 0, 0, -len(x) % ROWS)).unflatten(1, (-1, group))
     scales = groups.abs().amax(dim=2, keepdim=True).clamp(min=LEAST_AMAX) / LARGEST_E4M3
     bits = (groups / scales).to(E4M3).flatten(1).view(torch.uint8)

@@ -40,9 +40,7 @@ def layer_chain(
     """
     chains = on_hopper(attended) and not block.out.batch_invariant
     if chains and kernels("layer_chain").takes(attended, block):
-        launch = kernels("layer_chain").layer_chain
-        fast: tuple[Tensor, Normed, Tensor | None] = launch(attended, stream, block)
-        return fast
+        return kernels("layer_chain").layer_chain(attended, stream, block)
     stream, x = add(attended, block.out, stream, block.post_norm)
     stream, x = add(gated(x, block.gate_up), block.down, stream, block.next_norm)
     return stream, x, None if block.qkv is None else linear(x, block.qkv)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from peagle.ops.argmax import argmax
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import in_kernels
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _SHORT_1, _SHORT_2 = 0x7FEB352D, 0x846CA68B
@@ -49,6 +49,7 @@ class Sampling(NamedTuple):
         return Sampling(*(column[rows] for column in self))
 
 
+@in_kernels("sampling")
 def sample_requests(
     logits: Tensor,
     greedy: Tensor,
@@ -65,11 +66,6 @@ def sample_requests(
     ... of each request. The kernel works in float32: its token may differ where two
     arrive, or the edge of min-p or top-p lies, closer together than float32 can tell.
     """
-    if has_kernels(logits):
-        sampled: Tensor = kernels("sampling").sample_requests(
-            logits, greedy, table, requests, firsts, depths
-        )
-        return sampled
     count = len(logits) // len(requests)
     members = requests.repeat_interleave(count)
     if depths is None:

@@ -12,8 +12,7 @@ from peagle.ops.triton import has_kernels, kernels
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of [rows, 2 * width], gate and up side by side: [rows, width]."""
     if has_kernels(gate_up) and torch.is_grad_enabled():
-        trained: Tensor = _swiglu(gate_up)
-        return trained
+        return _swiglu(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -29,8 +28,7 @@ def gradient(gate_up: Tensor, of_result: Tensor) -> Tensor:
 # As operators: the gradient that the compiler writes reads everything once for each half.
 @torch.library.custom_op("peagle::swiglu", mutates_args=())
 def _swiglu(gate_up: Tensor) -> Tensor:
-    result: Tensor = kernels("swiglu").swiglu(gate_up)
-    return result
+    return kernels("swiglu").swiglu(gate_up)
 
 
 @_swiglu.register_fake
@@ -40,8 +38,7 @@ def _(gate_up: Tensor) -> Tensor:
 
 @torch.library.custom_op("peagle::swiglu_gradient", mutates_args=())
 def _gradient(gate_up: Tensor, of_result: Tensor) -> Tensor:
-    result: Tensor = kernels("swiglu").gradient(gate_up, of_result)
-    return result
+    return kernels("swiglu").gradient(gate_up, of_result)
 
 
 @_gradient.register_fake
@@ -54,8 +51,7 @@ def _keep(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, of_result: Tensor) -> Tensor:
-    found: Tensor = _gradient(*ctx.saved_tensors, of_result)
-    return found
+    return _gradient(*ctx.saved_tensors, of_result)
 
 
 _swiglu.register_autograd(_backward, setup_context=_keep)

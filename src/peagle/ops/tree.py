@@ -24,7 +24,7 @@ from peagle.ops.candidates import Candidates, Pairs, paired_scores
 from peagle.ops.cycle_state import CycleState
 from peagle.ops.draft import NO_DRAFT, Draft, Tree
 from peagle.ops.race import Race, draft_scores
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import has_kernels, in_kernels, kernels
 
 
 def find_unbranched(state: CycleState, requests: Tensor, nodes: int) -> Tensor:
@@ -34,8 +34,7 @@ def find_unbranched(state: CycleState, requests: Tensor, nodes: int) -> Tensor:
     rates = state.penalties.rates
     if has_kernels(rates):
         given = rates, state.computed, state.limits, requests, nodes
-        unbranched: Tensor = kernels("tree").find_unbranched(*given)
-        return unbranched
+        return kernels("tree").find_unbranched(*given)
     penalized = (rates[requests] != torch.tensor(NO_PENALTIES, device=rates.device)).any(dim=1)
     needed, limits = state.computed[requests] + nodes + 1, state.limits[requests]
     return (penalized | ((needed > limits) & (limits > 0))).long()
@@ -51,8 +50,7 @@ def grow(
     branch.
     """
     if race is not None and has_kernels(found.scores):
-        grown: Draft = kernels("tree").grow(found, pairs, race, nodes, unbranched)
-        return grown
+        return kernels("tree").grow(found, pairs, race, nodes, unbranched)
     shares = _log_shares(found, pairs, race).numpy(force=True)
     candidates, chains = found.tokens.numpy(force=True), unbranched.tolist()
     rows = [_grown(*one, nodes) for one in zip(shares, candidates, chains, strict=True)]
@@ -97,6 +95,7 @@ def _grown(
     return np.array(rows).T
 
 
+@in_kernels("tree")
 def compact(
     cache: Tensor, slots: Tensor, requests: Tensor, starts: Tensor, limits: Tensor, path: Tensor
 ) -> None:
@@ -105,9 +104,6 @@ def compact(
     cache: [layers, 2, slots, kv_heads, head_dim]; slots, limits: as in `PassRows`; requests:
     [requests] table rows; starts: [requests] positions of the roots; path: [requests, depth + 1].
     """
-    if has_kernels(cache):
-        kernels("tree").compact(cache, slots, requests, starts, limits, path)
-        return
     limit = limits[requests].tolist()
     for request, start, end, rows in zip(
         requests.tolist(), starts.tolist(), limit, path.tolist(), strict=True

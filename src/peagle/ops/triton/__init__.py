@@ -9,10 +9,15 @@ follow one another.
 import functools
 import importlib
 import importlib.util
+from collections.abc import Callable
 from types import ModuleType
+from typing import ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 AVAILABLE = importlib.util.find_spec("triton") is not None
 HOPPER = 9
@@ -27,6 +32,22 @@ def has_kernels(x: Tensor) -> bool:
 def on_hopper(x: Tensor) -> bool:
     """Whether x is on a Hopper GPU, and Triton is there."""
     return has_kernels(x) and torch.cuda.get_device_capability(x.device)[0] == HOPPER
+
+
+def in_kernels(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Makes of a reference an op: where its first tensor is on a GPU, the function of its name
+    among some kernels is called in its place."""
+
+    def op(reference: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(reference)
+        def call(*args: P.args, **named: P.kwargs) -> T:
+            if has_kernels(cast(Tensor, args[0])):
+                return getattr(kernels(name), reference.__name__)(*args, **named)
+            return reference(*args, **named)
+
+        return call
+
+    return op
 
 
 @functools.cache

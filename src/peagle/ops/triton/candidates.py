@@ -10,26 +10,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.candidates import RACED
+from peagle.ops.candidates import RACED, Candidates
 from peagle.ops.race import Race
 from peagle.ops.triton.sampling import arrival_time, ordered, row_key
 
 BLOCK = 4096
 
 
-def likeliest(logits: Tensor, offsets: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As the reference; logits with any row stride. Returns scores, ids and tokens."""
+def likeliest(logits: Tensor, offsets: Tensor, count: int) -> Candidates:
+    """As the reference; logits with any row stride."""
+    count = min(count, logits.shape[1])
     unused = (offsets,) * 6
     return _found(logits, offsets, (count, count), unused, 1, 0, RACES=False, SKIPS=False)
 
 
 def earliest(
-    logits: Tensor, offsets: Tensor, count: int, race: Race, depth: int, whole: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As the reference; logits with any row stride. Returns scores, ids and tokens."""
-    how = race.sampling
+    logits: Tensor, offsets: Tensor, count: int, race: Race, depth: int = 0, whole: bool = True
+) -> Candidates:
+    """As the reference; logits with any row stride."""
+    how, vocab = race.sampling, logits.shape[1]
     settings = how.temperature, race.requests, how.top_k, how.min_p, how.seeds, race.newest
-    counts = count, min(max(RACED, count), logits.shape[1])
+    counts = min(count, vocab), min(max(RACED, count), vocab)
     of_request = len(logits) // len(race.requests)
     return _found(logits, offsets, counts, settings, of_request, depth, RACES=True, SKIPS=not whole)
 
@@ -42,7 +43,7 @@ def _found(
     of_request: int,
     depth: int,
     **switches: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Candidates:
     """counts: candidates of a row, and the likeliest drafts among which they are; settings:
     temperatures of a table's rows, each request's row, and what else a race reads."""
     rows, vocab = logits.shape
@@ -62,7 +63,7 @@ def _found(
         COUNT=count, RACED=raced, BITS=bits, **switches,
         LANES=triton.next_power_of_2(parts * raced), num_warps=8,
     )  # fmt: skip
-    return scores, ids, tokens
+    return Candidates(scores, ids, tokens)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.draft import NO_DRAFT
+from peagle.ops.draft import NO_DRAFT, Found
 from peagle.ops.lookup import MEMORY
 
 BLOCK = 1024
@@ -30,8 +30,8 @@ def write_newest(
 
 def look_up(
     history: Tensor, requests: Tensor, counts: Tensor, drafts: int, shortest: int, gains: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As the reference. Returns tokens, lengths and which are used."""
+) -> Found:
+    """As the reference."""
     batch, device = len(requests), history.device
     best = torch.zeros(batch, dtype=torch.int64, device=device)
     tokens = torch.empty(batch, drafts, dtype=torch.int64, device=device)
@@ -45,7 +45,7 @@ def look_up(
         history, requests, counts, best, gains, tokens, lengths, used, history.stride(0), drafts,
         DRAFTS=triton.next_power_of_2(drafts), NO_DRAFT=NO_DRAFT,
     )  # fmt: skip
-    return tokens, lengths, used
+    return Found(tokens, lengths, used)
 
 
 def weigh(

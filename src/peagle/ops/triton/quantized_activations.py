@@ -5,15 +5,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.quantized_activations import ROWS
+from peagle.ops.quantized_activations import ROWS, QuantizedInputs
 from peagle.ops.weight import E4M3, LARGEST_E4M3, LEAST_AMAX
 
 AT_ONCE = 2048
 """Inputs of a row that a program rounds, unless one group has more."""
 
 
-def quantize(x: Tensor, group: int, run: int) -> tuple[Tensor, Tensor]:
-    """As the reference: numbers and scales."""
+def quantize(x: Tensor, group: int, run: int) -> QuantizedInputs:
+    """As the reference."""
     rows, depth = x.shape
     padded, groups = triton.cdiv(rows, ROWS) * ROWS, depth // group
     numbers = torch.empty(padded, depth, dtype=torch.uint8, device=x.device).view(E4M3)
@@ -35,7 +35,7 @@ def quantize(x: Tensor, group: int, run: int) -> tuple[Tensor, Tensor]:
         RUN=run,
         num_warps=4 if several * width <= AT_ONCE else 8,
     )
-    return numbers, scales.T
+    return QuantizedInputs(numbers, scales.T)
 
 
 @triton.jit(do_not_specialize=["rows", "padded"])
