@@ -78,6 +78,8 @@ def _along(grid: Sequence[int], axis: int) -> range:
 
 
 def _argument(value: Any) -> Any:
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # arguments that belong together
+        return type(value)(*map(_argument, value))
     return Pointer(value.view(-1)) if isinstance(value, Tensor) else value
 
 

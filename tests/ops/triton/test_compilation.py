@@ -16,6 +16,7 @@ import importlib, re, subprocess, sys, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from peagle.ops.triton.attention_parts import Contexts
 from peagle.ops.triton.cycle_state import Newest, Places
 from peagle.ops.triton.product_call import ProductForm, ProductResults
 from peagle.ops.triton.sandwich import MixtureNorms
@@ -112,6 +113,7 @@ for kv_heads, size in GEMMA:
 types = dict.fromkeys(("query", "cache", "out", "sinks"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
 types |= {"partial": F32, "arrivals": "*i32", "scale": "fp32", "positions": INT}
+types["contexts"] = Contexts
 types |= {"qkv": BF16, "rotations": F32, "norm_weight": BF16, "eps": "fp32"}
 for rows, switch in ((16, False), (32, True), (64, False)):
     sizes = {"GROUP": 4, "PADDED": 4, "ROWS": rows, "KEYS": 64, "PARTS": 8}
@@ -391,7 +393,7 @@ assert spilled(recur) <= 64, spilled(recur)
 types = dict.fromkeys(("qkv", "cache", "norm_weight", "sinks", "out"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
 types |= {"rotations": F32, "partial": F32, "arrivals": "*i32", "eps": "fp32", "scale": "fp32"}
-types |= {"shares": "*i32", "positions": INT, "ancestors": "*i32"}
+types |= {"shares": "*i32", "positions": INT, "ancestors": "*i32", "contexts": Contexts}
 for lines, size, together, tree in (
     *((8, 128, 1, False), (32, 64, 2, True), (64, 128, 2, False), (64, 64, 2, True)),
     *((8, 128, 4, False), (16, 128, 4, True), (64, 128, 4, False)),

@@ -37,6 +37,8 @@ def race() -> Race:
 def moved(value, device: torch.device):  # type: ignore[no-untyped-def]
     if torch.is_tensor(value):
         return value.to(device)
+    if isinstance(value, tuple):
+        return type(value)(*(moved(column, device) for column in value))
     columns = {f.name: moved(getattr(value, f.name), device) for f in fields(value)}
     return replace(value, **columns)
 

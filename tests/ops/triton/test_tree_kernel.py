@@ -98,7 +98,7 @@ def test_walking(device: torch.device, nodes: int):
     """Along trees of few tokens, so that the target often agrees; also where it says NaN."""
     from peagle.ops.triton import tree as kernels
 
-    few = replace(found(4), tokens=torch.randint(0, 5, (REQUESTS, SLOTS, 4)))
+    few = found(4)._replace(tokens=torch.randint(0, 5, (REQUESTS, SLOTS, 4)))
     grown = reference.grow(few, None, race(), nodes, alone())
     chosen = torch.randint(-1, 5, (REQUESTS, nodes + 1))
     chosen[::2, 0] = grown.tokens[::2, 0]

@@ -4,11 +4,37 @@ Programs that each had a part of a context leave [parts, rows, head_dim] of what
 then [parts, 2, rows] of the highest score and the sum of shares; the last one to come merges them.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from peagle.ops.cached_attention import PassRows
 
 LOG2E = tl.constexpr(1.4426950408889634)
 """Scores are exponents of two."""
+
+
+class Contexts(NamedTuple):
+    """Whose rows a pass has, and what they see; as in `PassRows`."""
+
+    slots: Tensor
+    limits: Tensor
+    requests: Tensor
+    starts: Tensor
+    firsts: Tensor
+    counts: Tensor
+    positions: Tensor
+    ancestors: Tensor
+    """Anything where rows are no tree's."""
+
+    @classmethod
+    def of(cls, rows: PassRows) -> "Contexts":
+        """A pass's."""
+        spans = rows.requests, rows.starts, rows.firsts, rows.counts
+        ancestors = rows.counts if rows.ancestors is None else rows.ancestors
+        return cls(rows.slots, rows.limits, *spans, rows.positions, ancestors)
 
 
 @triton.jit

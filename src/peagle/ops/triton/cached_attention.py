@@ -13,6 +13,7 @@ from torch import Tensor
 from peagle.ops.cached_attention import FIXED_ROWS, AttentionHeads, PassRows, QKVSpec
 from peagle.ops.triton.attention_parts import (
     LOG2E,
+    Contexts,
     arrived,
     kept_of,
     keys_at,
@@ -60,14 +61,7 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
     _attend[(requests, sets, parts)](
         query,
         cache,
-        rows.slots,
-        rows.limits,
-        rows.requests,
-        rows.starts,
-        rows.firsts,
-        rows.counts,
-        rows.positions,
-        rows.counts if rows.ancestors is None else rows.ancestors,
+        Contexts.of(rows),
         query if spec.sinks is None else spec.sinks,
         out,
         partial,
@@ -150,14 +144,7 @@ def _parts(sets: int, context: int) -> int:
 def _attend(
     query,
     cache,
-    slots,
-    limits,
-    requests,
-    starts,
-    firsts,
-    counts,
-    positions,
-    ancestors,
+    contexts,
     sinks,
     out,
     partial,
@@ -186,11 +173,11 @@ def _attend(
     begin(OVERLAP)
     request, heads, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kv_head = heads * GROUP // (HEADS // KV_HEADS)
-    table_row = tl.load(requests + request).to(tl.int64)
-    start = tl.load(starts + request).to(tl.int32)
-    first = tl.load(firsts + request).to(tl.int64)
-    count = tl.load(counts + request).to(tl.int32)
-    stop = tl.minimum(start + count, tl.load(limits + table_row).to(tl.int32))
+    table_row = tl.load(contexts.requests + request).to(tl.int64)
+    start = tl.load(contexts.starts + request).to(tl.int32)
+    first = tl.load(contexts.firsts + request).to(tl.int64)
+    count = tl.load(contexts.counts + request).to(tl.int32)
+    stop = tl.minimum(start + count, tl.load(contexts.limits + table_row).to(tl.int32))
     skipped = 0
     if WINDOW:  # what is before all windows is not read
         skipped = tl.maximum(start - window + 1, 0) // KEYS
@@ -209,12 +196,12 @@ def _attend(
     q = tl.load(query + at, mask=own, other=0.0)
     position = place
     if TREE:
-        words = tl.load(ancestors + first + row, mask=row < count, other=0)[:, None]
-        position = tl.load(positions + first + row, mask=row < count, other=0)[:, None]
+        words = tl.load(contexts.ancestors + first + row, mask=row < count, other=0)[:, None]
+        position = tl.load(contexts.positions + first + row, mask=row < count, other=0)[:, None]
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     attended = tl.zeros([ROWS, SIZE], tl.float32)
-    table = slots + table_row * slots_stride
+    table = contexts.slots + table_row * slots_stride
     for tile in range(split * share, tl.minimum((split + 1) * share, tiles)):
         key_position = (skipped + tile) * KEYS + tl.arange(0, KEYS)
         known = key_position < stop

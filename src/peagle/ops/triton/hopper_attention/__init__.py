@@ -28,7 +28,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from peagle.ops.cached_attention import PassRows, QKVSpec
-from peagle.ops.triton.attention_parts import LOG2E
+from peagle.ops.triton.attention_parts import LOG2E, Contexts
 from peagle.ops.triton.gluon import meet
 from peagle.ops.triton.hopper_attention.division import divide
 from peagle.ops.triton.hopper_attention.heads import heads_at, position_of, turned, turns
@@ -77,14 +77,7 @@ def attend_product(
         qkv,
         cache,
         shares,
-        rows.slots,
-        rows.limits,
-        rows.requests,
-        rows.starts,
-        rows.firsts,
-        rows.counts,
-        rows.positions,
-        rows.positions if rows.ancestors is None else rows.ancestors,
+        Contexts.of(rows),
         spec.rotations,
         qkv if spec.norm_weight is None else spec.norm_weight,
         qkv if spec.sinks is None else spec.sinks,
@@ -153,14 +146,7 @@ def _attend_part(
     qkv,
     cache,
     shares,
-    slots,
-    limits,
-    requests,
-    starts,
-    firsts,
-    counts,
-    positions,
-    ancestors,
+    contexts,
     rotations,
     norm_weight,
     sinks,
@@ -183,11 +169,11 @@ def _attend_part(
     if request < 0:
         return
     part, parts = gl.load(shares + 3 * item + 1), gl.load(shares + 3 * item + 2)
-    table_row = gl.load(requests + request).to(gl.int64)
-    start = gl.load(starts + request).to(gl.int32)
-    first = gl.load(firsts + request).to(gl.int64)
-    count = gl.load(counts + request).to(gl.int32)
-    stop = gl.minimum(start + count, gl.load(limits + table_row).to(gl.int32))
+    table_row = gl.load(contexts.requests + request).to(gl.int64)
+    start = gl.load(contexts.starts + request).to(gl.int32)
+    first = gl.load(contexts.firsts + request).to(gl.int64)
+    count = gl.load(contexts.counts + request).to(gl.int32)
+    stop = gl.minimum(start + count, gl.load(contexts.limits + table_row).to(gl.int32))
     older = gl.minimum(start, stop)
     skipped = 0
     if TILING.window:  # what is before all windows is not read
@@ -200,7 +186,7 @@ def _attend_part(
     if begin >= end:
         return
     ring = gl.allocate_shared_memory(dtype, [TILING.places, TILING.keys, TILING.size], TILE)
-    table = slots + table_row * slots_stride
+    table = contexts.slots + table_row * slots_stride
     span = (begin, end, start, stop, older, skipped)
     sides = (cache + kv_head * TILING.size, side_stride)
     found = fetch_first(ring, table, span, sides, TILING)
@@ -208,7 +194,7 @@ def _attend_part(
     at_once: gl.constexpr = TILING.lines_at_once
     line = gl.arange(0, at_once, gl.SliceLayout(1, TILING.rows))
     own = gl.arange(0, TILING.own, gl.SliceLayout(1, TILING.rows))
-    placed = (positions + first, ancestors + first, start, count)
+    placed = (contexts.positions + first, contexts.ancestors + first, start, count)
     turned_at = gl.minimum(position_of(line // TILING.padded, placed, TILING), last_position)
     q_turns = turns(rotations, turned_at, norm_weight, TILING)
     own_turned_at = gl.minimum(position_of(own, placed, TILING), last_position)
