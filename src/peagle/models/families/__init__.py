@@ -1,32 +1,21 @@
-"""Target families: one module each, which says what its `config.json` means and what its tensors
-are called. config and tensors hold what they have in common.
+"""Target families: modules that say what a `config.json` means and what its tensors are called.
+config and tensors hold what they have in common.
 """
 
 from pathlib import Path
 
 from peagle.errors import InputError
 from peagle.models.families import (
-    gemma3,
     gemma3_text,
-    gemma4,
     gemma4_text,
     gpt_oss,
-    granite,
     llama,
-    ministral,
-    ministral3,
     mistral,
-    mistral3,
-    phi3,
-    qwen2,
+    near_llama,
     qwen3,
-    qwen3_5,
-    qwen3_5_moe,
     qwen3_5_moe_text,
     qwen3_5_text,
     qwen3_moe,
-    seed_oss,
-    smollm3,
 )
 from peagle.models.families.config import Values, architecture_of, reading
 from peagle.models.families.family import Family
@@ -35,29 +24,29 @@ from peagle.models.spec import DecoderSpec
 from peagle.models.weights import TensorRule, read_json
 
 FAMILIES: dict[str, Family] = {
-    module.FAMILY.architecture: module.FAMILY
-    for module in (
-        llama,
-        qwen3,
-        qwen3_moe,
-        gpt_oss,
-        gemma4,
-        gemma4_text,
-        gemma3,
-        gemma3_text,
-        mistral,
-        ministral,
-        mistral3,
-        ministral3,
-        qwen2,
-        smollm3,
-        seed_oss,
-        phi3,
-        granite,
-        qwen3_5,
-        qwen3_5_text,
-        qwen3_5_moe,
-        qwen3_5_moe_text,
+    family.architecture: family
+    for family in (
+        llama.FAMILY,
+        qwen3.FAMILY,
+        qwen3_moe.FAMILY,
+        gpt_oss.FAMILY,
+        gemma4_text.PUBLISHED,
+        gemma4_text.FAMILY,
+        gemma3_text.PUBLISHED,
+        gemma3_text.FAMILY,
+        mistral.FAMILY,
+        mistral.MINISTRAL,
+        mistral.PUBLISHED,
+        mistral.MINISTRAL3,
+        qwen3.QWEN2,
+        near_llama.SMOLLM3,
+        near_llama.SEED_OSS,
+        near_llama.PHI3,
+        near_llama.GRANITE,
+        qwen3_5_text.PUBLISHED,
+        qwen3_5_text.FAMILY,
+        qwen3_5_moe_text.PUBLISHED,
+        qwen3_5_moe_text.FAMILY,
     )
 }
 """By architecture."""

@@ -84,6 +84,11 @@ def dense(values: Values, attentions: Iterable[AttentionSpec]) -> DecoderSpec:
     return decoder(values, [LayerSpec(each, fed, normed) for each in attentions])
 
 
+def alike(values: Values, attention: AttentionSpec) -> DecoderSpec:
+    """The same of layers that are all alike."""
+    return dense(values, [attention] * num_layers(values))
+
+
 def text(values: Values) -> Values:
     """The language model's values, of a configuration that has other models' beside it."""
     outer = {key: values[key] for key in OUTER if key in values}

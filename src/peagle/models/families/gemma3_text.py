@@ -1,5 +1,5 @@
-"""Gemma 3's language model by itself: sandwich blocks, and windows in most layers, which have a
-rotation of their own."""
+"""Gemma 3's language model: sandwich blocks, and windows in most layers, which have a rotation of
+their own. Published from 4B on with a tower for images, which is left out."""
 
 from dataclasses import replace
 
@@ -86,3 +86,9 @@ def _attention(values: Values, window: int | None) -> AttentionSpec:
 
 
 FAMILY = Family("gemma3_text", "Gemma3ForCausalLM", spec, layer)
+PUBLISHED = FAMILY.within(
+    "gemma3",
+    "Gemma3ForConditionalGeneration",
+    prefix="language_model.model",
+    ignored=("vision_tower.", "multi_modal_projector."),
+)

@@ -1,5 +1,6 @@
-"""Gemma 4's language model by itself: sandwich blocks, windows in most layers, and wider heads,
-whose values are their keys, in the others. The 26B-A4B has experts beside the MLP."""
+"""Gemma 4's language model: sandwich blocks, windows in most layers, and wider heads, whose values
+are their keys, in the others. The 26B-A4B has experts beside the MLP. Published with towers for
+images and audio, which are left out."""
 
 import math
 from collections.abc import Mapping
@@ -200,3 +201,14 @@ def _attention(values: Values, kind: str, window: int | None) -> AttentionSpec:
 
 
 FAMILY = Family("gemma4_text", "Gemma4ForCausalLM", spec, layer)
+PUBLISHED = FAMILY.within(
+    "gemma4",
+    "Gemma4ForConditionalGeneration",
+    prefix="model.language_model",
+    ignored=(
+        "model.vision_tower.",
+        "model.embed_vision.",
+        "model.audio_tower.",
+        "model.embed_audio.",
+    ),
+)

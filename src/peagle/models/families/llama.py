@@ -9,7 +9,7 @@ from peagle.models.spec import DecoderSpec
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
     config.refuse_windows(values)
-    return config.dense(values, [config.attention(values)] * config.num_layers(values))
+    return config.alike(values, config.attention(values))
 
 
 FAMILY = Family("llama", "LlamaForCausalLM", spec, tensors.dense_layer)

@@ -1,5 +1,12 @@
-"""Mistral: Llama's layers, all of them with the same window where the configuration has one."""
+"""Mistral's families: Llama's layers.
 
+Mistral: all of them with the same window where the configuration has one. Ministral: some of them
+without a window. Ministral 3: turned by YaRN, with queries that grow in steps with their position.
+Mistral Small 3.1 and Ministral 3 as they are published: a language model of either kind, with a
+tower for images, which is left out.
+"""
+
+import math
 from dataclasses import replace
 
 from peagle.errors import InputError
@@ -12,15 +19,32 @@ USUAL: Values = {"max_position_embeddings": 131_072, "num_key_value_heads": 8}
 """What transformers takes where a configuration says nothing."""
 WINDOW = 4096
 """Width where none is given; with null there are no windows."""
+MINISTRAL3_USUAL: Values = {
+    "head_dim": 128,
+    "max_position_embeddings": 262_144,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+}
+"""The same of Ministral 3."""
+MINISTRAL3_ROPE: Values = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16_384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+"""The same of its rotation."""
 
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
     values = {**USUAL, **values}
-    return config.dense(values, [attention(values)] * config.num_layers(values))
+    return config.alike(values, _attention(values))
 
 
-def attention(values: Values) -> AttentionSpec:
+def _attention(values: Values) -> AttentionSpec:
     """Every layer's. Raises `InputError` for windows in some layers alone."""
     width = config.window(values, WINDOW)
     usual = FULL if width is None else SLIDING
@@ -32,4 +56,45 @@ def attention(values: Values) -> AttentionSpec:
     return replace(config.attention(values), window=width)
 
 
+def ministral(values: Values) -> DecoderSpec:
+    """Ministral's."""
+    values = {**USUAL, **values}
+    width = config.window(values, WINDOW)
+    usual = [FULL if width is None else SLIDING] * config.num_layers(values)
+    windows = config.windows(values, values.get("layer_types") or usual, width)
+    attention = config.attention(values)
+    return config.dense(values, [replace(attention, window=each) for each in windows])
+
+
+def ministral3(values: Values) -> DecoderSpec:
+    """Ministral 3's."""
+    rope: Values = values.get("rope_scaling") or values.get("rope_parameters") or MINISTRAL3_ROPE
+    values = {**MINISTRAL3_USUAL, **values, "rope_parameters": rope}
+    attention, beta = _attention(values), float(rope.get("llama_4_scaling_beta") or 0.0)
+    if not 0 <= beta < math.inf:
+        raise InputError(f"llama_4_scaling_beta is {beta}; it must be a number from 0 on")
+    turned = replace(attention.rope, llama_4_scaling_beta=beta)
+    return config.alike(values, replace(attention, rope=turned))
+
+
+def published(values: Values) -> DecoderSpec:
+    """Those of a `config.json` that has a text model's within."""
+    inner = config.text(values)
+    kind = inner.get("model_type", "mistral")
+    if kind not in KINDS:
+        raise InputError(f"a text_config of model_type {kind} is not supported")
+    return KINDS[kind].spec(inner)
+
+
 FAMILY = Family("mistral", "MistralForCausalLM", spec, tensors.dense_layer)
+MINISTRAL = Family("ministral", "MinistralForCausalLM", ministral, tensors.dense_layer)
+MINISTRAL3 = Family("ministral3", "Ministral3ForCausalLM", ministral3, tensors.dense_layer)
+KINDS = {family.model_type: family for family in (FAMILY, MINISTRAL3)}
+PUBLISHED = Family(
+    "mistral3",
+    "Mistral3ForConditionalGeneration",
+    published,
+    tensors.dense_layer,
+    prefix="language_model.model",
+    ignored=("vision_tower.", "multi_modal_projector."),
+)

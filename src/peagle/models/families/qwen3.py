@@ -1,11 +1,12 @@
-"""Qwen3: Llama's layers with QK norm, some with windows. Drafters of its style read as it does."""
+"""Qwen2, Qwen2.5 and Qwen3: Llama's layers, some with windows; with biases of q, k and v, and since
+Qwen3 with QK norm instead. Drafters of its style read as it does."""
 
 from dataclasses import replace
 
 from peagle.models.families import config, tensors
 from peagle.models.families.config import Values
 from peagle.models.families.family import Family
-from peagle.models.spec import DecoderSpec
+from peagle.models.spec import AttentionSpec, DecoderSpec
 
 POSITIONS = 32_768
 """Where a configuration does not say them."""
@@ -13,10 +14,19 @@ WINDOW = 4096
 """Width where windows are turned on and none is given."""
 
 
-def spec(values: Values) -> DecoderSpec:
-    """What the values of a `config.json` mean."""
+def qwen2(values: Values) -> DecoderSpec:
+    """What the values of a `config.json` of Qwen2 mean."""
     values = {"max_position_embeddings": POSITIONS, **values}
-    attention = replace(config.attention(values), qk_norm=True)
+    return _windowed(values, replace(config.attention(values), bias=True, out_bias=False))
+
+
+def spec(values: Values) -> DecoderSpec:
+    """The same of Qwen3."""
+    values = {"max_position_embeddings": POSITIONS, **values}
+    return _windowed(values, replace(config.attention(values), qk_norm=True))
+
+
+def _windowed(values: Values, attention: AttentionSpec) -> DecoderSpec:
     return config.dense(values, [replace(attention, window=each) for each in windows(values)])
 
 
@@ -33,4 +43,5 @@ def windows(values: Values) -> list[int | None]:
     return config.windows(values, values.get("layer_types") or types, window(values))
 
 
+QWEN2 = Family("qwen2", "Qwen2ForCausalLM", qwen2, tensors.dense_layer)
 FAMILY = Family("qwen3", "Qwen3ForCausalLM", spec, tensors.dense_layer)

@@ -1,5 +1,5 @@
 """The language model of Qwen3.5's and 3.6's mixtures of experts: `qwen3_5_text`'s mixers, experts,
-and an MLP beside them that every row goes through."""
+and an MLP beside them that every row goes through. Published alike."""
 
 from peagle.models.families import config, qwen3_5_text, tensors
 from peagle.models.families.config import Values
@@ -46,4 +46,7 @@ def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
 
 FAMILY = Family(
     "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", spec, layer, ignored=qwen3_5_text.FAMILY.ignored
+)
+PUBLISHED = FAMILY.within(
+    "qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", prefix="model.language_model"
 )

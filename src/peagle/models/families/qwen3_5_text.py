@@ -1,5 +1,6 @@
 """The language model of Qwen3.5, 3.6 and 3.8: gated delta nets, and gated attention in every fourth
-layer."""
+layer. Published with a tower for images, which is left out; their own head for drafts (`mtp.`) is
+read apart."""
 
 import warnings
 from dataclasses import replace
@@ -126,4 +127,7 @@ def _refuse_unsupported(values: Values) -> None:
 
 FAMILY = Family(
     "qwen3_5_text", "Qwen3_5ForCausalLM", spec, layer, ignored=("mtp.", "model.visual.")
+)
+PUBLISHED = FAMILY.within(
+    "qwen3_5", "Qwen3_5ForConditionalGeneration", prefix="model.language_model"
 )

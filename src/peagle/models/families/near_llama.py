@@ -1,0 +1,104 @@
+"""Families whose layers are Llama's but for what is said here.
+
+Seed-OSS: biases of q, k and v, and of the output where it is asked for. Phi-3 and Phi-4: files hold
+q, k and v as one, and gate and up; some rotate a part of each head, and reach long contexts by
+longrope. SmolLM3: every fourth layer is told no positions (NoPE). Granite: a number for each of
+embeddings, scores, what layers add, and logits to be multiplied or divided by.
+"""
+
+import math
+from dataclasses import replace
+
+from peagle.errors import InputError
+from peagle.models.families import config, tensors
+from peagle.models.families.config import FULL, SLIDING, Values
+from peagle.models.families.family import Family
+from peagle.models.spec import DecoderSpec
+from peagle.ops.rope import NOPE
+
+SEED_OSS_USUAL: Values = {
+    "attention_bias": True,
+    "attention_out_bias": False,
+    "head_dim": 128,
+    "max_position_embeddings": 524_288,
+}
+"""What transformers takes where a configuration of Seed-OSS says nothing; and so on."""
+PHI3_USUAL: Values = {
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+}
+SMOLLM3_USUAL: Values = {
+    "max_position_embeddings": 32_768,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": True,
+}
+SMOLLM3_ROPE_THETA = 2e6
+
+
+def seed_oss(values: Values) -> DecoderSpec:
+    """What the values of a `config.json` mean; and so on."""
+    values = {**SEED_OSS_USUAL, **values}
+    out_bias = bool(values["attention_out_bias"])
+    return config.alike(values, replace(config.attention(values), out_bias=out_bias))
+
+
+def phi3(values: Values) -> DecoderSpec:
+    """Phi-3's and Phi-4's."""
+    values = {**PHI3_USUAL, **values}
+    width, attention = config.window(values, None), config.attention(values, partly_rotated=True)
+    if width is not None and width < int(values["max_position_embeddings"]):
+        attention = replace(attention, window=width)  # else no context outgrows it
+    return config.alike(values, attention)
+
+
+def smollm3(values: Values) -> DecoderSpec:
+    """SmolLM3's."""
+    values = {**SMOLLM3_USUAL, **values}
+    rotated = _rotated(values)
+    width = config.window(values, None) if values.get("use_sliding_window") else None
+    usual = [FULL if turns else SLIDING for turns in rotated]
+    windows = config.windows(values, values.get("layer_types") or usual, width)
+    attention = config.attention(values, SMOLLM3_ROPE_THETA)
+    return config.dense(
+        values,
+        [
+            replace(attention, window=window, rope=attention.rope if turns else NOPE)
+            for turns, window in zip(rotated, windows, strict=True)
+        ],
+    )
+
+
+def _rotated(values: Values) -> list[bool]:
+    """Whether each layer rotates; `no_rope_layers` has a 1 for those that do."""
+    count, step = config.num_layers(values), int(values.get("no_rope_layer_interval", 4))
+    given = values.get("no_rope_layers") or [(i + 1) % step for i in range(count)]
+    if len(given) < count:
+        raise InputError(f"no_rope_layers names {len(given)} of {count} layers")
+    return [bool(turns) for turns in given[:count]]
+
+
+def granite(values: Values) -> DecoderSpec:
+    """Granite's."""
+    added = _factor(values, "residual_multiplier")
+    attention = replace(config.attention(values), scale=_factor(values, "attention_multiplier"))
+    eps = config.norms(values).eps / added**2
+    return replace(
+        config.alike({**values, "rms_norm_eps": eps}, attention),
+        embedding_scale=_factor(values, "embedding_multiplier") / added,
+        residual_multiplier=added,
+        logit_scale=1 / _factor(values, "logits_scaling"),
+    )
+
+
+def _factor(values: Values, name: str) -> float:
+    factor = float(values.get(name, 1.0))
+    if not 0 < factor < math.inf:
+        raise InputError(f"{name} is {factor}; it must be a number above 0")
+    return factor
+
+
+SEED_OSS = Family("seed_oss", "SeedOssForCausalLM", seed_oss, tensors.dense_layer)
+PHI3 = Family("phi3", "Phi3ForCausalLM", phi3, tensors.fused_layer)
+SMOLLM3 = Family("smollm3", "SmolLM3ForCausalLM", smollm3, tensors.dense_layer)
+GRANITE = Family("granite", "GraniteForCausalLM", granite, tensors.dense_layer)
