@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from peagle.ops.moe import Clamped, Experts, clamped_swiglu, moe, route
+from peagle.ops.moe import Clamped, Experts, ExpertWeights, clamped_swiglu, moe, route
 
 
 def made(experts: int, hidden: int = 24, inner: int = 16) -> tuple[Tensor, Tensor, Tensor]:
@@ -28,7 +28,7 @@ def every_expert(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, top_k
 def test_it_is_the_weighed_sum_of_the_likeliest_experts(rows: int, experts: int, top_k: int):
     x, weights = torch.randn(rows, 24), made(experts)
     expected = every_expert(x, *weights, top_k).float()
-    torch.testing.assert_close(moe(x, *weights, top_k, True), expected)
+    torch.testing.assert_close(moe(x, ExpertWeights(*weights, top_k, True)), expected)
 
 
 def test_weights_are_the_probabilities_unless_they_are_to_sum_to_one():
@@ -58,9 +58,9 @@ def test_bfloat16_rows_are_routed_in_float32():
 
 def test_a_row_that_is_not_a_number_harms_no_other():
     x, weights = torch.randn(6, 24), made(8)
-    expected = moe(x, *weights, 3, True)
+    expected = moe(x, ExpertWeights(*weights, 3, True))
     x[2] = float("nan")
-    result = moe(x, *weights, 3, True)
+    result = moe(x, ExpertWeights(*weights, 3, True))
     others = [0, 1, 3, 4, 5]
     torch.testing.assert_close(result[others], expected[others])
     assert result[2].isnan().all()
@@ -71,7 +71,7 @@ def test_the_module_applies_its_weights():
     router, gate_up, down = made(8)
     module.router.data, module.gate_up.data, module.down.data = router, gate_up, down
     x = torch.randn(4, 24)
-    assert torch.equal(module(x), moe(x, router, gate_up, down, 3, False))
+    assert torch.equal(module(x), moe(x, ExpertWeights(router, gate_up, down, 3, False)))
 
 
 def test_the_clamped_activation_by_hand():
@@ -86,7 +86,7 @@ def test_biases_of_clamped_experts():
     """The router's decides here who is asked."""
     x, (router, gate_up, down) = torch.randn(5, 24), made(4)
     biases = (torch.tensor([0.0, 50.0, 0.0, 0.0]), torch.randn(4, 32), torch.randn(4, 24))
-    result = moe(x, router, gate_up, down, 1, True, Clamped(*biases, 0.5))
+    result = moe(x, ExpertWeights(router, gate_up, down, 1, True, Clamped(*biases, 0.5)))
     gate, up = (x @ gate_up[1].T + biases[1][1]).chunk(2, dim=-1)
     expected = clamped_swiglu(gate, up, 0.5) @ down[1].T + biases[2][1]
     torch.testing.assert_close(result, expected)
@@ -98,4 +98,4 @@ def test_the_module_s_clamped_form():
         parameter.normal_()
     clamped = Clamped(module.router_bias, module.gate_up_bias, module.down_bias, 0.5)
     x, weights = torch.randn(4, 24), (module.router, module.gate_up, module.down)
-    assert torch.equal(module(x), moe(x, *weights, 3, True, clamped))
+    assert torch.equal(module(x), moe(x, ExpertWeights(*weights, 3, True, clamped)))

@@ -32,28 +32,35 @@ class Clamped:
     """Upper bound of the gate; up is bounded on both sides."""
 
 
-def moe(
-    x: Tensor,
-    router_weight: Tensor,
-    gate_up: Weight,
-    down: Weight,
-    top_k: int,
-    normalize: bool,
-    clamped: Clamped | None = None,
-) -> Tensor:
+@dataclass(frozen=True)
+class ExpertWeights:
+    """A router, the experts that it chooses from, and how it does."""
+
+    router: Tensor
+    """[experts, hidden]"""
+    gate_up: Weight
+    """[experts, 2 * inner, hidden], gate before up"""
+    down: Weight
+    """[experts, hidden, inner]"""
+    top_k: int
+    normalize: bool
+    clamped: Clamped | None = None
+    batch_invariant: bool = False
+    """Whether a kernel's result for a row must not depend on the number of rows, to the last
+    bit."""
+    factors: Tensor | None = None
+    """[experts] what the router's weights are multiplied by; None: nothing."""
+
+
+def moe(x: Tensor, weights: ExpertWeights) -> Tensor:
     """Rows through their experts' SwiGLU, weighed by the router and summed.
 
-    x, result: [rows, hidden]; router_weight: [experts, hidden]; gate_up: [experts, 2 * inner,
-    hidden], gate before up; down: [experts, hidden, inner]. A row's sum runs in the order of its
-    experts' numbers, whatever other rows there are.
+    x, result: [rows, hidden]. A row's sum runs in the order of its experts' numbers, whatever other
+    rows there are.
     """
-    bias = None if clamped is None else clamped.router
-    weights, experts = route(x, router_weight, top_k, normalize, bias)
-
-    def through(expert: int, part: Tensor) -> Tensor:
-        return _through(expert, part, gate_up, down, clamped)
-
-    return _mixed(x, weights, experts, through)
+    bias = None if weights.clamped is None else weights.clamped.router
+    shares, experts = route(x, weights.router, weights.top_k, weights.normalize, bias)
+    return _mixed(x, shares, experts, lambda expert, part: _through(expert, part, weights))
 
 
 def _mixed(
@@ -67,14 +74,13 @@ def _mixed(
     return result
 
 
-def _through(
-    expert: int, x: Tensor, gate_up: Weight, down: Weight, clamped: Clamped | None
-) -> Tensor:
+def _through(expert: int, x: Tensor, weights: ExpertWeights) -> Tensor:
     """Rows through one expert, not weighed."""
+    gate_up, down, clamped = weights.gate_up[expert], weights.down[expert], weights.clamped
     if clamped is None:
-        return multiply(swiglu(multiply(x, gate_up[expert])), down[expert])
-    gate, up = multiply(x, gate_up[expert], clamped.gate_up[expert]).chunk(2, dim=-1)
-    return multiply(clamped_swiglu(gate, up, clamped.limit), down[expert], clamped.down[expert])
+        return multiply(swiglu(multiply(x, gate_up)), down)
+    gate, up = multiply(x, gate_up, clamped.gate_up[expert]).chunk(2, dim=-1)
+    return multiply(clamped_swiglu(gate, up, clamped.limit), down, clamped.down[expert])
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
@@ -147,19 +153,20 @@ class Experts(RoutedExperts):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.has_kernels():
-            return moe(x, *self.form())
-        return kernels("moe").moe(x, *self.form(), self.batch_invariant)
+            return moe(x, self.weights())
+        return kernels("moe").moe(x, self.weights())
 
     def mixed(self, x: Tensor) -> Tensor:
         return self.forward(x)
 
-    def form(self) -> tuple[Tensor, Weight, Weight, int, bool, Clamped | None]:
+    def weights(self) -> ExpertWeights:
         """What `moe` takes after its rows."""
         clamped = None
         if self.limit is not None:
             biases = self.router_bias, self.gate_up_bias, self.down_bias
             clamped = Clamped(*biases, self.limit)
-        return self.router, self.gate_up, self.down, self.top_k, self.normalize, clamped
+        given = self.router, self.gate_up, self.down, self.top_k, self.normalize
+        return ExpertWeights(*given, clamped, self.batch_invariant)
 
 
 class ScaledExperts(RoutedExperts):
@@ -185,8 +192,9 @@ class ScaledExperts(RoutedExperts):
     def summands(self, x: Tensor, routed: Tensor) -> Tensor:
         """What the result is the sum of: [rows, summands, hidden]. routed: of `scaled`."""
         if self.has_kernels():
-            form = self.router, self.factors, self.gate_up, self.down, self.top_k
-            return kernels("moe").summands(x, routed, *form, self.batch_invariant)
+            given = self.router, self.gate_up, self.down, self.top_k, True, None
+            form = ExpertWeights(*given, self.batch_invariant, self.factors)
+            return kernels("moe").summands(x, routed, form)
         weights, experts = route(routed, self.router, self.top_k, normalize=True)
         return _mixed(x, weights * self.factors[experts], experts, self._through)[:, None]
 

@@ -74,8 +74,8 @@ def add_mixture(
 ) -> tuple[Tensor, Normed]:
     """`stream + experts(x)`, and the same under the next norm. stream: [rows, hidden_size]."""
     if experts.has_kernels():
-        given = stream, norm.weight, norm.eps, *experts.form()
-        total, out = kernels("moe").add(x, *given, batch_invariant=experts.batch_invariant)
+        given = stream, norm.weight, norm.eps, experts.weights()
+        total, out = kernels("moe").add(x, *given)
         return total, Normed(out, None, norm.eps)
     total = stream + experts(x.x)
     return total, normed(total, norm)

@@ -10,6 +10,7 @@ from paged_rows import KV_HEADS, LENGTH, SIZE, close, on, pass_rows, spec_of
 from peagle.ops import cached_attention, moe
 from peagle.ops.cached_attention import PassRows
 from peagle.ops.linear import Linear
+from peagle.ops.moe import ExpertWeights
 from peagle.ops.products.batch_invariant import BatchInvariant
 from peagle.ops.products.choice import choose
 from peagle.ops.products.normed import Normed
@@ -98,11 +99,12 @@ def test_experts_of_a_row_are_the_same_in_every_pass(device: torch.device, dtype
     gate_up, down = torch.randn(experts, 2 * inner, hidden), torch.randn(experts, hidden, inner)
     weights = [w.to(device, dtype) for w in (router, gate_up * 0.1, down * 0.1)]
     x = torch.randn(70, hidden).to(device, dtype)
-    together = kernels.moe(x, *weights, 2, True, None, True)
+    together = kernels.moe(x, ExpertWeights(*weights, 2, True, None, True))
     if dtype == torch.float32:
-        close(together, moe.moe(x.cpu(), *(w.cpu() for w in weights), 2, True))
+        close(together, moe.moe(x.cpu(), ExpertWeights(*(w.cpu() for w in weights), 2, True)))
     for rows in (1, 8, 33) if device.type == "cuda" else ():  # not of numpy's products
-        assert torch.equal(kernels.moe(x[:rows], *weights, 2, True, None, True), together[:rows])
+        alone = kernels.moe(x[:rows], ExpertWeights(*weights, 2, True, None, True))
+        assert torch.equal(alone, together[:rows])
 
 
 @on_a_gpu
@@ -174,7 +176,7 @@ def normed_each_way(
     given, norm = Normed(product, None, 1e-5), (ones, 1e-5)
     return [
         residual.add_rms_norm(stream, product, *norm),
-        experts.add(given, stream, *norm, *weights, 2, True, None, True),
+        experts.add(given, stream, *norm, ExpertWeights(*weights, 2, True, None, True)),
         sandwich.add(product, *norm, stream, None, *norm),
         sandwich.add_mixture(
             product, product[:, None], (ones, ones, ones), 1e-5, stream, scalar, *norm

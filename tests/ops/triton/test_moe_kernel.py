@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from peagle.ops import moe as reference
-from peagle.ops.moe import Clamped, Experts
+from peagle.ops.moe import Clamped, Experts, ExpertWeights
 from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.products.normed import Normed
 from peagle.ops.residual import add_mixture
@@ -38,8 +38,8 @@ def assert_equal_to_the_reference(
 ) -> None:
     from peagle.ops.triton import moe as kernels
 
-    result = kernels.moe(x, *weights, top_k, normalize, clamped)
-    expected = reference.moe(x, *weights, top_k, normalize, clamped)
+    result = kernels.moe(x, ExpertWeights(*weights, top_k, normalize, clamped))
+    expected = reference.moe(x, ExpertWeights(*weights, top_k, normalize, clamped))
     torch.testing.assert_close(result, expected, atol=atol, rtol=1e-5)
 
 
@@ -119,9 +119,9 @@ def test_a_row_that_is_not_a_number_harms_no_other(device: torch.device, rows: i
 
     x = torch.randn(rows, 40).to(device)
     weights = tuple(weight.to(device) for weight in made(8, 40, 24))
-    expected = kernels.moe(x, *weights, 3, True)
+    expected = kernels.moe(x, ExpertWeights(*weights, 3, True))
     x[2] = float("nan")
-    result = kernels.moe(x, *weights, 3, True)
+    result = kernels.moe(x, ExpertWeights(*weights, 3, True))
     others = [row for row in range(rows) if row != 2]
     # the interpreter multiplies by BLAS, which may round by a row's place among others
     allowed = 0 if device.type == "cuda" else 1e-6
@@ -142,8 +142,8 @@ def test_a_row_whose_router_overflows_is_not_a_number(
     router, gate_up, down = (weight.to(device).half() for weight in made(8, 40, 24))
     router *= 400
     x[1] = 100 * router[0].sign()
-    result = kernels.moe(x, router, gate_up, down, 2, normalize)
-    expected = reference.moe(x, router, gate_up, down, 2, normalize)
+    result = kernels.moe(x, ExpertWeights(router, gate_up, down, 2, normalize))
+    expected = reference.moe(x, ExpertWeights(router, gate_up, down, 2, normalize))
     assert expected[1].isnan().all()
     torch.testing.assert_close(result, expected, atol=4e-3, rtol=1e-5, equal_nan=True)
 
@@ -182,7 +182,7 @@ def test_the_module_takes_the_kernels_where_they_serve(
     module = Experts(40, 24, 8, 3, normalize=True).requires_grad_(False)
     module.router.data, module.gate_up.data, module.down.data = made(8, 40, 24)
     module, x = module.to(device), torch.randn(4, 40).to(device)
-    expected = kernels.moe(x, module.router, module.gate_up, module.down, 3, True)
+    expected = kernels.moe(x, ExpertWeights(module.router, module.gate_up, module.down, 3, True))
     assert torch.equal(module(x), expected)
 
 
@@ -205,8 +205,8 @@ def test_the_sum_with_a_stream_and_its_norm(device: torch.device, rows: int, sca
         parts = (before[:, :16], before[:, 16:32], before[:, 32:])
         squares[:, :rows] = torch.stack([part.square().sum(dim=1) for part in parts])
         x = Normed(before * norms[0], squares, 1e-5)
-    total, out = kernels.add(x, stream, norms[1], 1e-6, *weights, 2, True, clamped)
-    expected = stream + reference.moe(normed, *weights, 2, True, clamped)
+    total, out = kernels.add(x, stream, norms[1], 1e-6, ExpertWeights(*weights, 2, True, clamped))
+    expected = stream + reference.moe(normed, ExpertWeights(*weights, 2, True, clamped))
     torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(out, rms_norm(expected, norms[1], 1e-6), atol=1e-5, rtol=1e-5)
 
@@ -220,7 +220,7 @@ def test_a_layer_s_mixture_is_the_same_with_kernels(
     experts.router.data, experts.gate_up.data, experts.down.data = made(8, 40, 24)
     experts, norm = experts.to(device), RMSNorm(40, 1e-6).to(device).requires_grad_(False)
     x, stream = (torch.randn(5, 40).to(device) for _ in range(2))
-    total = stream + reference.moe(x, *experts.form())
+    total = stream + reference.moe(x, experts.weights())
     for fast in (False, True):
         for module in (residual, reference):
             monkeypatch.setattr(module, "has_kernels", lambda x, fast=fast: fast)
@@ -273,4 +273,6 @@ def test_a_graph_follows_its_input(rows: int):
     x.copy_(torch.randn_like(x))
     graph.replay()
     weights = (module.router, module.gate_up, module.down)
-    torch.testing.assert_close(result, reference.moe(x, *weights, 4, True), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        result, reference.moe(x, ExpertWeights(*weights, 4, True)), atol=1e-4, rtol=1e-4
+    )

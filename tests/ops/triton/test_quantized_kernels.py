@@ -12,7 +12,7 @@ from peagle.models.decoder import Decoder
 from peagle.models.spec import DecoderSpec, ExpertsSpec, LayerSpec
 from peagle.ops import moe as reference
 from peagle.ops.linear import Linear
-from peagle.ops.moe import Clamped
+from peagle.ops.moe import Clamped, ExpertWeights
 from peagle.ops.norm import rms_norm
 from peagle.ops.products import choice, widened
 from peagle.ops.products import quantized_activations as products
@@ -388,9 +388,9 @@ def test_experts(device: torch.device, rows: int, hidden: int, inner: int, form:
     if biases:
         given = (torch.randn(6), torch.randn(6, 2 * inner), torch.randn(6, hidden))
         clamped = Clamped(*(bias.to(device) for bias in given), 0.8)
-    found = kernels.moe(x, router, gate_up, down, 2, True, clamped)
+    found = kernels.moe(x, ExpertWeights(router, gate_up, down, 2, True, clamped))
     dense = gate_up.dense(), down.dense()
-    wanted = reference.moe(x, router, *dense, 2, True, clamped)
+    wanted = reference.moe(x, ExpertWeights(router, *dense, 2, True, clamped))
     scale = wanted.abs().max().item()
     torch.testing.assert_close(found / scale, wanted / scale, atol=2e-5, rtol=2e-5)
 
@@ -405,8 +405,8 @@ def test_experts_in_bfloat16(device: torch.device, rows: int, form: str):
     router = (torch.randn(6, hidden) * hidden**-0.5).to(device, torch.bfloat16)
     gate_up, down = (w.to(device) for w in expert_weights(form, 6, hidden, inner))
     x = (torch.randn(rows, hidden) * 0.1).to(device, torch.bfloat16)
-    found = kernels.moe(x, router, gate_up, down, 2, True)
+    found = kernels.moe(x, ExpertWeights(router, gate_up, down, 2, True))
     dense = (weight.dense(torch.bfloat16) for weight in (gate_up, down))
-    wanted = kernels.moe(x, router, *dense, 2, True)
+    wanted = kernels.moe(x, ExpertWeights(router, *dense, 2, True))
     error = (found - wanted).float().norm() / wanted.float().norm()
     assert error < (4e-3 if form == "mxfp4" else 8e-3)  # scaled FP8 is rounded once more there

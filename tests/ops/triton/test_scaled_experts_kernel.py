@@ -6,7 +6,7 @@ from test_quantized_kernels import fp8_weight
 from torch import Tensor
 
 from peagle.ops import moe as reference
-from peagle.ops.moe import ScaledExperts
+from peagle.ops.moe import ExpertWeights, ScaledExperts
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -31,8 +31,9 @@ def both(module: ScaledExperts, x: Tensor, routed: Tensor) -> tuple[Tensor, Tens
     """What the kernels and what torch give."""
     from peagle.ops.triton import moe as kernels
 
-    weights = module.router, module.factors, module.gate_up, module.down
-    found = kernels.summands(x, module.scaled(routed), *weights, module.top_k)
+    given = module.router, module.gate_up, module.down, module.top_k, True
+    weights = ExpertWeights(*given, factors=module.factors)
+    found = kernels.summands(x, module.scaled(routed), weights)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference, "has_kernels", lambda x: False)
         return found, module(x, routed)

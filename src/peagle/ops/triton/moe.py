@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.moe import ALPHA, Clamped, RoutedExperts
+from peagle.ops.moe import ALPHA, ExpertWeights, RoutedExperts
 from peagle.ops.products.normed import Normed
 from peagle.ops.triton import quantized_experts as packed
 from peagle.ops.triton.expert_blocks import ExpertSizes, Gates, Routing, block_of, launch
@@ -64,66 +64,31 @@ def takes(gate_up: Weight, down: Weight) -> bool:
     return all(isinstance(w, Tensor) or packed.takes(w) for w in (gate_up, down))
 
 
-def moe(
-    x: Tensor,
-    router_weight: Tensor,
-    gate_up: Weight,
-    down: Weight,
-    top_k: int,
-    normalize: bool,
-    clamped: Clamped | None = None,
-    batch_invariant: bool = False,
-) -> Tensor:
+def moe(x: Tensor, weights: ExpertWeights) -> Tensor:
     """The same as `peagle.ops.moe.moe`, with every sum taken in float32.
 
-    batch_invariant: whether a row's result must not depend on the number of rows, to the last bit.
-
-    x, result: [rows, hidden] in bfloat16, float16 or float32; router_weight: [experts, hidden];
-    gate_up: [experts, 2 * inner, hidden], gate before up; down: [experts, hidden, inner]. The
-    weights must be contiguous.
+    x, result: [rows, hidden] in bfloat16, float16 or float32. The weights must be contiguous.
     """
-    router = _router(router_weight, top_k, normalize, clamped, batch_invariant)
     given = Normed(x.contiguous(), None, 0.0)
-    outputs = _outputs(given, given, router, gate_up, down, clamped)
-    return outputs.view(len(x), top_k, x.shape[1]).sum(dim=1)
+    outputs = _outputs(given, given, weights)
+    return outputs.view(len(x), weights.top_k, x.shape[1]).sum(dim=1)
 
 
-def summands(
-    x: Tensor,
-    routed: Tensor,
-    router_weight: Tensor,
-    factors: Tensor,
-    gate_up: Weight,
-    down: Weight,
-    top_k: int,
-    batch_invariant: bool = False,
-) -> Tensor:
+def summands(x: Tensor, routed: Tensor, weights: ExpertWeights) -> Tensor:
     """As of `peagle.ops.moe.ScaledExperts`: [rows, top_k, hidden].
 
-    x, routed: [rows, hidden], the latter what the router reads; factors: [experts].
+    x, routed: [rows, hidden], the latter what the router reads.
     """
-    router = Router(router_weight, None, top_k, True, batch_invariant, factors)
     given, read = (Normed(rows.contiguous(), None, 0.0) for rows in (x, routed))
-    outputs = _outputs(given, read, router, gate_up, down, None, gelu=True)
-    return outputs.view(len(x), top_k, x.shape[1])
+    outputs = _outputs(given, read, weights, gelu=True)
+    return outputs.view(len(x), weights.top_k, x.shape[1])
 
 
 def add(
-    x: Normed,
-    stream: Tensor,
-    norm_weight: Tensor,
-    norm_eps: float,
-    router_weight: Tensor,
-    gate_up: Weight,
-    down: Weight,
-    top_k: int,
-    normalize: bool,
-    clamped: Clamped | None = None,
-    batch_invariant: bool = False,
+    x: Normed, stream: Tensor, norm_weight: Tensor, norm_eps: float, weights: ExpertWeights
 ) -> tuple[Tensor, Tensor]:
     """`stream + moe(x)`, and that normed: [rows, hidden] both."""
-    router = _router(router_weight, top_k, normalize, clamped, batch_invariant)
-    outputs = _outputs(x, x, router, gate_up, down, clamped)
+    outputs = _outputs(x, x, weights)
     total, out = torch.empty_like(stream), torch.empty_like(stream)
     rows, width = stream.shape
     block = triton.next_power_of_2(width)
@@ -135,7 +100,7 @@ def add(
         out,
         width,
         norm_eps,
-        TOP_K=top_k,
+        TOP_K=weights.top_k,
         BLOCK=block,
         **overlap(stream),
         num_warps=warps_of_norm(block),
@@ -143,28 +108,17 @@ def add(
     return total, out
 
 
-def _router(
-    weight: Tensor, top_k: int, normalize: bool, clamped: Clamped | None, batch_invariant: bool
-) -> Router:
-    bias = None if clamped is None else clamped.router
-    return Router(weight, bias, top_k, normalize, batch_invariant)
-
-
-def _outputs(
-    x: Normed,
-    routed: Normed,
-    router: Router,
-    gate_up: Weight,
-    down: Weight,
-    clamped: Clamped | None,
-    gelu: bool = False,
-) -> Tensor:
+def _outputs(x: Normed, routed: Normed, weights: ExpertWeights, gelu: bool = False) -> Tensor:
     """What every pair's expert makes of it, weighed: [pairs, hidden].
 
     routed: what the router reads, x or its like; gelu: GEGLU, not SwiGLU.
     """
+    gate_up, down, clamped = weights.gate_up, weights.down, weights.clamped
+    bias, fixed = None if clamped is None else clamped.router, weights.batch_invariant
+    how = weights.top_k, weights.normalize, fixed, weights.factors
+    router = Router(weights.router, bias, *how)
     pairs, (experts, hidden, inner) = len(x.x) * router.top_k, down.shape
-    tiles = tiles_for(0.0 if router.batch_invariant else pairs / experts, x.x.dtype)
+    tiles = tiles_for(0.0 if fixed else pairs / experts, x.x.dtype)
     activated, outputs = x.x.new_empty(pairs, inner), x.x.new_empty(pairs, hidden)
     block = tiles.block
     if few_bits := isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight):
