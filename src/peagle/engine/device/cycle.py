@@ -163,12 +163,8 @@ class DeviceBatch:
 
     def accept(self, draft: Draft, verified: Verified) -> Path:
         """Choose a token after each row, which penalizes the logits in place, and follow them."""
-        side, state, requests, logits = (
-            self._side,
-            self._side.state,
-            self._requests,
-            verified.logits,
-        )
+        side, requests, logits = self._side, self._requests, verified.logits
+        state = side.state
         penalize(logits, draft.ids, state.penalties, requests)
         depths = None if draft.tree is None else draft.tree.depths.flatten()
         chosen = sample_requests(

@@ -65,21 +65,12 @@ class RequestRows:
     @classmethod
     def of(cls, item: PromptChunk | Cycle, request: Row) -> "RequestRows":
         """An item of a step."""
-        if isinstance(item, PromptChunk):
+        if of_prompt := isinstance(item, PromptChunk):
             known, drafts = item.tokens, 0
         else:
             known, drafts = (request.tokens[item.start],), item.drafts
-        return cls(
-            item.row,
-            request,
-            item.start,
-            known,
-            drafts,
-            isinstance(item, PromptChunk),
-            item.completes,
-            item.hosted,
-            item.missing,
-        )
+        about = of_prompt, item.completes, item.hosted, item.missing
+        return cls(item.row, request, item.start, known, drafts, *about)
 
     @property
     def span(self) -> Span:
@@ -90,11 +81,5 @@ class RequestRows:
     def sampled(self) -> SampledRows:
         """Its sampled rows."""
         request = self.request
-        return SampledRows(
-            request.settings,
-            self.drafts,
-            self.missing,
-            request.tokens,
-            request.prompt_length,
-            self.hosted,
-        )
+        known = request.tokens, request.prompt_length
+        return SampledRows(request.settings, self.drafts, self.missing, *known, self.hosted)
