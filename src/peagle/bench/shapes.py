@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,23 +18,13 @@ from peagle.drafters.mtp import MTPHead
 from peagle.drafters.selector import SelectorConfig
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
+from peagle.files import read_yaml
 from peagle.models.decoder import Decoder
-from peagle.models.spec import (
-    AttentionSpec,
-    ClampedSwiGLU,
-    DecoderSpec,
-    ExpertsSpec,
-    LayerSpec,
-    MixtureSpec,
-    MLPSpec,
-    NormSpec,
-    ScaledSandwichSpec,
-    SharedExpertsSpec,
-)
-from peagle.ops.delta_net import DeltaHeads
-from peagle.ops.rope import RopeConfig
+from peagle.models.families import read_values
+from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
 from peagle.set_acceptance import SetAcceptance
 
+SIZES = Path(__file__).with_name("shapes.yaml")
 REDUCED_VOCABULARY = 32_000
 MASK_TOKEN = 151_643
 
@@ -50,204 +42,13 @@ class Shape:
     """Of its P-EAGLE drafter."""
 
 
-_HEADS = AttentionSpec(
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    rope=RopeConfig(theta=1e6, original_max_position=40_960),
-    qk_norm=True,
-)
-_FEW_KV_HEADS = replace(_HEADS, num_kv_heads=4)
-_EXPERTS = ExpertsSpec(
-    num_experts=128,
-    num_experts_per_tok=8,
-    moe_intermediate_size=768,
-    intermediate_size=6144,
-    norm_topk_prob=True,
-)
-_FEW_EXPERTS = replace(_EXPERTS, moe_intermediate_size=512, intermediate_size=512)
-_SMALL_ROPE = replace(_HEADS.rope, original_max_position=1024)
-_SMALL_HEADS = replace(_HEADS, num_heads=4, num_kv_heads=2, head_dim=16, rope=_SMALL_ROPE)
-_QWEN3_8B = DecoderSpec(
-    vocab_size=151_936,
-    hidden_size=4096,
-    layers=36 * (LayerSpec(_HEADS, MLPSpec(12_288)),),
-    max_length=40_960,
-)
-_QWEN3_30B_A3B = replace(
-    _QWEN3_8B, hidden_size=2048, layers=48 * (LayerSpec(_FEW_KV_HEADS, _EXPERTS),)
-)
-_QWEN3_32B = replace(
-    _QWEN3_8B,
-    hidden_size=5120,
-    layers=64 * (LayerSpec(replace(_HEADS, num_heads=64), MLPSpec(25_600)),),
-)
-_GPT_OSS_HEADS = AttentionSpec(
-    num_heads=64,
-    num_kv_heads=8,
-    head_dim=64,
-    rope=RopeConfig(
-        theta=150_000.0, kind="yarn", factor=32.0, original_max_position=4096, truncate=False
-    ),
-    sinks=True,
-    bias=True,
-    out_bias=True,
-)
-_GPT_OSS_EXPERTS = ExpertsSpec(
-    num_experts=32,
-    num_experts_per_tok=4,
-    moe_intermediate_size=2880,
-    intermediate_size=2880,
-    norm_topk_prob=True,
-    activation=ClampedSwiGLU(limit=7.0),
-)
-_GPT_OSS_20B = DecoderSpec(
-    vocab_size=201_088,
-    hidden_size=2880,
-    layers=12
-    * (
-        LayerSpec(replace(_GPT_OSS_HEADS, window=128), _GPT_OSS_EXPERTS),
-        LayerSpec(_GPT_OSS_HEADS, _GPT_OSS_EXPERTS),
-    ),
-    max_length=131_072,
-)
-_MANY_EXPERTS = replace(_GPT_OSS_EXPERTS, num_experts=128)
-_GPT_OSS_120B = replace(
-    _GPT_OSS_20B,
-    layers=18
-    * tuple(replace(layer, feed_forward=_MANY_EXPERTS) for layer in _GPT_OSS_20B.layers[:2]),
-)
-_GEMMA_SLIDING = AttentionSpec(
-    num_heads=32,
-    num_kv_heads=16,
-    head_dim=256,
-    rope=RopeConfig(theta=10_000.0, original_max_position=262_144),
-    window=1024,
-    qk_norm=True,
-    v_norm=True,
-    scale=1.0,
-)
-_GEMMA_FULL = replace(
-    _GEMMA_SLIDING,
-    num_kv_heads=4,
-    head_dim=512,
-    rope=RopeConfig(
-        theta=1e6, kind="proportional", partial_rotary_factor=0.25, original_max_position=262_144
-    ),
-    window=None,
-    k_eq_v=True,
-)
-_GEMMA_MLP = MLPSpec(21_504, activation="gelu_tanh")
-_GEMMA_4_31B = DecoderSpec(
-    vocab_size=262_144,
-    hidden_size=5376,
-    layers=10
-    * (
-        *5 * (LayerSpec(_GEMMA_SLIDING, _GEMMA_MLP, ScaledSandwichSpec()),),
-        LayerSpec(_GEMMA_FULL, _GEMMA_MLP, ScaledSandwichSpec()),
-    ),
-    max_length=262_144,
-    tie_word_embeddings=True,
-    embedding_scale=5376**0.5,
-    logit_softcap=30.0,
-)
-_GEMMA_EXPERTS = LayerSpec(
-    replace(_GEMMA_SLIDING, num_heads=16, num_kv_heads=8),
-    MixtureSpec(
-        MLPSpec(2112, activation="gelu_tanh"),
-        ExpertsSpec(
-            num_experts=128,
-            num_experts_per_tok=8,
-            moe_intermediate_size=704,
-            intermediate_size=704,
-            norm_topk_prob=True,
-            activation="gelu_tanh",
-        ),
-    ),
-    ScaledSandwichSpec(),
-)
-_GEMMA_4_26B = replace(
-    _GEMMA_4_31B,
-    hidden_size=2816,
-    layers=5
-    * (
-        *5 * (_GEMMA_EXPERTS,),
-        replace(_GEMMA_EXPERTS, mixer=replace(_GEMMA_FULL, num_heads=16, num_kv_heads=2)),
-    ),
-    embedding_scale=2816**0.5,
-)
-_DELTA_NET = DeltaHeads(num_key_heads=16, num_value_heads=48, key_dim=128, value_dim=128)
-_FEWER_STATES = replace(_DELTA_NET, num_value_heads=32)
-_GATED = AttentionSpec(
-    num_heads=24,
-    num_kv_heads=4,
-    head_dim=256,
-    rope=RopeConfig(theta=1e7, partial_rotary_factor=0.25, original_max_position=262_144),
-    qk_norm=True,
-    gated=True,
-)
-_QWEN3_5_MLP, _CENTRED = MLPSpec(17_408), NormSpec(offset=1.0)
-_QWEN3_8_27B = DecoderSpec(
-    vocab_size=248_320,
-    hidden_size=5120,
-    layers=16
-    * (
-        *3 * (LayerSpec(_DELTA_NET, _QWEN3_5_MLP, _CENTRED),),
-        LayerSpec(_GATED, _QWEN3_5_MLP, _CENTRED),
-    ),
-    norm=_CENTRED,
-    max_length=262_144,
-)
-_SHARED_EXPERTS = SharedExpertsSpec(MLPSpec(512), replace(_FEW_EXPERTS, num_experts=256))
-_QWEN3_6_35B_A3B = replace(
-    _QWEN3_8_27B,
-    hidden_size=2048,
-    layers=10
-    * (
-        *3 * (LayerSpec(_FEWER_STATES, _SHARED_EXPERTS, _CENTRED),),
-        LayerSpec(replace(_GATED, num_heads=16, num_kv_heads=2), _SHARED_EXPERTS, _CENTRED),
-    ),
-)
-_TINY_HYBRID = DecoderSpec(
-    vocab_size=512,
-    hidden_size=64,
-    layers=2
-    * (
-        *3 * (LayerSpec(DeltaHeads(2, 4, 16, 16), MLPSpec(128), _CENTRED),),
-        LayerSpec(replace(_SMALL_HEADS, gated=True), MLPSpec(128), _CENTRED),
-    ),
-    norm=_CENTRED,
-    max_length=1024,
-)
-_TINY = DecoderSpec(
-    vocab_size=512,
-    hidden_size=64,
-    layers=8 * (LayerSpec(_SMALL_HEADS, MLPSpec(128)),),
-    max_length=1024,
-)
-SHAPES = {
-    "qwen3-8b": Shape(_QWEN3_8B, 12_288),
-    "qwen3-8b-full-head": Shape(_QWEN3_8B, 12_288, _QWEN3_8B.vocab_size),
-    "qwen3-30b-a3b": Shape(_QWEN3_30B_A3B, 8192),
-    "qwen3-8b-fp8": Shape(_QWEN3_8B, 12_288, weights=Weights("fp8")),
-    "qwen3-30b-a3b-fp8": Shape(_QWEN3_30B_A3B, 8192, weights=Weights("fp8", "half")),
-    "qwen3-8b-int4": Shape(_QWEN3_8B, 12_288, weights=Weights("int4")),
-    "qwen3-32b-int4": Shape(_QWEN3_32B, 25_600, weights=Weights("int4")),
-    "qwen3-32b-nvfp4": Shape(_QWEN3_32B, 25_600, weights=Weights("nvfp4")),
-    "qwen3-30b-a3b-nvfp4": Shape(_QWEN3_30B_A3B, 8192, weights=Weights("nvfp4", "half")),
-    "gpt-oss-20b": Shape(_GPT_OSS_20B, 14_336, 201_088, Weights("mxfp4", "half")),
-    "gpt-oss-120b": Shape(_GPT_OSS_120B, 11_520, 201_088, Weights("mxfp4", "half")),
-    "gemma-4-31b": Shape(_GEMMA_4_31B, 21_504),
-    "gemma-4-26b-a4b": Shape(_GEMMA_4_26B, 8192),
-    "gemma-4-31b-fp8": Shape(_GEMMA_4_31B, 21_504, weights=Weights("fp8")),
-    "gemma-4-31b-nvfp4": Shape(_GEMMA_4_31B, 21_504, weights=Weights("nvfp4")),
-    "qwen3.8-27b": Shape(_QWEN3_8_27B, 17_408),
-    "qwen3.8-27b-fp8": Shape(_QWEN3_8_27B, 17_408, weights=Weights("fp8")),
-    "qwen3.6-35b-a3b": Shape(_QWEN3_6_35B_A3B, 8192),
-    "qwen3.6-35b-a3b-fp8": Shape(_QWEN3_6_35B_A3B, 8192, weights=Weights("fp8", "half")),
-    "tiny-hybrid": Shape(_TINY_HYBRID, 128, _TINY_HYBRID.vocab_size),
-    "tiny": Shape(_TINY, 128, _TINY.vocab_size),
-}
+def _shape(name: str, values: dict[str, Any]) -> Shape:
+    """A shape as the file has it."""
+    _, target = read_values(values.pop("target"), f"shape {name}")
+    return Shape(target, weights=Weights(**values.pop("weights", {})), **values)
+
+
+SHAPES = {name: _shape(name, values) for name, values in read_yaml(SIZES).items()}
 
 
 def shape_of(name: str) -> Shape:
