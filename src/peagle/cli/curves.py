@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from peagle.cli.verdict import HELPS, WORTH_SERVING
 from peagle.files import replacing
-from peagle.plot_style import STYLE
+from peagle.plot_style import INK, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +65,7 @@ def _draw_accuracy(axes: "Axes", evaluations: Sequence[dict[str, Any]]) -> None:
         axes.plot(steps, shares, _marks(evaluations), color=color, label=str(depth))
         drawn = [100 * e["drawn_accuracy"][depth] for e in evaluations]
         axes.plot(steps, drawn, DRAWN, color=color)
-    title = "Agreement with the target, held out (dashed: temperature 1)"
+    title = "Agreement with the target (dashed: T = 1)"
     axes.set(title=title, ylabel="elements (%)", ylim=(0, 100))
     axes.legend(title="depth", loc="upper left", bbox_to_anchor=(1, 1.05), labelspacing=0.3)
     _measure_steps(axes)
@@ -79,8 +80,13 @@ def _draw_acceptance_length(axes: "Axes", evaluations: Sequence[dict[str, Any]])
     axes.plot(steps, drawn, DRAWN, color=LINE, label="at temperature 1")
     label = f"best: {longest:.2f} at step {step:,}"
     axes.plot(step, longest, "o", color=BEST, markersize=7, label=label)
-    axes.set(title="Acceptance length, estimated", ylabel="tokens per cycle", ylim=(1, None))
-    axes.legend(loc="lower right", handlelength=1)
+    most = len(best["accuracy"]) + 1
+    for height, meaning in ((HELPS, "helps"), (WORTH_SERVING, "worth serving"), (most, "K + 1")):
+        axes.axhline(height, color=INK, linewidth=0.8, linestyle=":")
+        axes.annotate(meaning, (0, height), (2, 2), textcoords="offset points", fontsize=7)
+    title = "Acceptance length, estimated"
+    axes.set(title=title, ylabel="tokens per cycle", ylim=(1, most + 0.5))
+    axes.legend(loc="best", handlelength=1)
     _measure_steps(axes)
 
 

@@ -1,10 +1,11 @@
 """What a report says, block after block."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from peagle.bench.advice import Advice, Price, advise
-from peagle.bench.case import Load
+from peagle.bench.case import Case, Load
 from peagle.bench.measures import NOT_MEASURED
 from peagle.bench.report.document import (
     Block,
@@ -65,12 +66,9 @@ def contents(
 ) -> Page:
     """The report on median runs, at least one."""
     advice = [advise(same) for same in by_load(runs).values()]
-    day = str(environment.get("date", "")).partition("T")[0]
-    first = runs[0].case
-    what = "Servers" if first.is_server else "Engines" if first.engine else "Speculative decoding"
-    synthetic = environment.get("synthetic")
+    first, synthetic = runs[0].case, environment.get("synthetic")
     return Page(
-        f"{what} measured{f', {day}' if day else ''}",
+        _title(environment, first),
         [
             *(
                 Text(f"Do not rely on these figures: {doubt}.", warns=True)
@@ -89,6 +87,17 @@ def contents(
             Text(f"Made by: {command}"),
         ],
     )
+
+
+def _title(environment: Mapping[str, Any], first: Case) -> str:
+    """What was measured: of which target, on what, and when."""
+    what = "Servers" if first.is_server else "Engines" if first.engine else "Speculative decoding"
+    about = {name: str(value) for name, value in environment.items()}
+    target = about.get("shape") or Path(about.get("target", "")).name
+    device = about.get("device", "")
+    place = about.get("cpu", "") if device == "cpu" else device
+    told = ", ".join(filter(None, (target, place, about.get("date", "").partition("T")[0])))
+    return f"{what} measured" + (f": {told}" if told else "")
 
 
 def _decision(one: Advice) -> Counsel:
@@ -176,7 +185,7 @@ def _data_sets(runs: Sequence[Run]) -> Iterator[Block]:
         yield _sureness(same)
         if any(run.measures.acceptance_rate_per_position for run in same):
             yield _acceptance(same)
-        yield Tables([table for kind in LATENCIES for table in _latency(same, *kind)])
+        yield Tables("Latencies", [table for kind in LATENCIES for table in _latency(same, *kind)])
 
 
 def _grid(runs: Sequence[Run]) -> Table:

@@ -22,7 +22,6 @@ class SectionTitle:
     """A section's title."""
 
     text: str
-    level: int = 2
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """Tables that may stand side by side."""
+    """Tables that may stand side by side, and are shown where they are asked for."""
 
+    title: str
     tables: Sequence[Table]
 
 
@@ -73,7 +73,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Plots:
-    """Drawings that may stand side by side."""
+    """Drawings, one below the other."""
 
     plots: Sequence[Plot]
 

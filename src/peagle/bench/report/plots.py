@@ -2,29 +2,22 @@
 
 import io
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from peagle.bench.case import Load
 from peagle.bench.report.document import Plot
 from peagle.bench.runs import Run
-from peagle.bench.verdict import speed_up
+from peagle.bench.verdict import reference, speed_up
 from peagle.plot_style import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-SIZE = (4.4, 3.6)
-"""Inches; about as wide as a phone shows, so that letters keep their size there."""
-LEGEND_ROWS, ROW = 3, 0.17
-"""Rows of a legend for which that is high enough, and inches of each more."""
-LONG = 28
-"""Letters of a label beside which another one does not fit."""
+WIDTH, HEIGHT, ROW = 7.6, 3.4, 0.24
+"""Inches of a plot, and of each row of one that grows with its settings."""
 COLOURS = ("#5b666f", "#b3372f", "#39558c", "#2f7d5b", "#8a5aa8", "#b5791f")
 """Of methods, in their order; the first is no speculation's."""
-MARKS = "osD^vP"
 STROKES = {False: ("-", "--", ":", "-."), True: (":", "-.")}
 """Lines of a method's settings: ours, and a peer's."""
 OWN_STYLE = STYLE | {
@@ -41,9 +34,8 @@ def draw_plots(runs: Sequence[Run], name: str) -> Iterator[Plot]:
         yield _drawn(name, "speed", "Tokens per second by load", _speed, runs)
         if timed := [run for run in runs if run.measures.itl_ms.p50]:
             yield _drawn(name, "user", "Speed of one user and of all", _users, timed)
-    drafting = {(run.case.method, run.case.k) for run in runs if run.case.k}
-    if len(drafting) > len({method for method, _ in drafting}):
-        yield _drawn(name, "k", "Speed-up by K", _speed_ups, runs)
+    if any(run is not reference(run, runs) for run in runs if reference(run, runs)):
+        yield _drawn(name, "gain", "Speed-up, with its interval", _gains, runs)
     if any(run.measures.acceptance_rate_per_position for run in runs):
         yield _drawn(name, "acceptance", "Acceptance by position of the draft", _acceptance, runs)
 
@@ -55,23 +47,18 @@ def _drawn(
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(OWN_STYLE | {"svg.hashsalt": name + kind}):
-        figure = Figure(figsize=SIZE, layout="constrained")
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         axes = figure.subplots()
         draw(axes, runs)
         axes.set_title(title)
-        _add_legend(figure, axes)
+        handles, labels = axes.get_legend_handles_labels()
+        if not handles:  # each of its rows is labelled
+            figure.set_figheight(1 + ROW * len(axes.get_yticks()))
+        else:
+            figure.legend(handles, labels, loc="outside right upper")
         sink = io.StringIO()
-        figure.savefig(sink, format="svg", metadata={"Date": None})
+        figure.savefig(sink, format="svg", transparent=True, metadata={"Date": None})
     return Plot(f"{name}-{kind}.svg", title, sink.getvalue())
-
-
-def _add_legend(figure: "Figure", axes: "Axes") -> None:
-    """Below the plot, which keeps its height."""
-    handles, labels = axes.get_legend_handles_labels()
-    columns = 1 if any(len(label) > LONG for label in labels) else 2
-    more = max(0, math.ceil(len(labels) / columns) - LEGEND_ROWS)
-    figure.set_figheight(SIZE[1] + more * ROW)
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def _speed(axes: "Axes", runs: Sequence[Run]) -> None:
@@ -95,33 +82,22 @@ def _users(axes: "Axes", runs: Sequence[Run]) -> None:
     axes.set(xlim=(0, None), ylim=(0, None))
 
 
-def _speed_ups(axes: "Axes", runs: Sequence[Run]) -> None:
-    """By method and load, with intervals where rounds give any."""
-    drafting = [run for run in runs if run.case.k]
-    groups = _grouped(drafting, lambda run: (run.case.name, run.case.load, run.case.draft_length))
-    colours = _colours(runs)
-    marks = itertools.cycle(MARKS)
-    for (name, load, mode), same in groups.items():
-        found = [(run.case.k or 0, ratio) for run in same if (ratio := speed_up(run, runs))]
-        if not found:
-            continue
-        ratios = [ratio for _, ratio in found]
-        below = [ratio.median - ratio.low if ratio.bounded else 0.0 for ratio in ratios]
-        above = [ratio.high - ratio.median if ratio.bounded else 0.0 for ratio in ratios]
-        shown = name + (" by load" if mode == "auto" else "")
-        axes.errorbar(
-            [k for k, _ in found],
-            [ratio.median for ratio in ratios],
-            (below, above),
-            capsize=2,
-            label=_plain(f"{shown}, {load.labelled}"),
-            color=colours[same[0].case.method],
-            marker=next(marks),
-            linestyle="--" if mode == "auto" else "-",
-        )
-    axes.axhline(1.0, color=COLOURS[0], linewidth=1.0)
-    axes.set(xlabel="K, drafts per cycle", ylabel="speed-up", ylim=(0, None))
-    axes.set_xticks(sorted({run.case.k for run in drafting if run.case.k}))
+def _gains(axes: "Axes", runs: Sequence[Run]) -> None:
+    """A dot and a bar for each setting and load; the bar is there where rounds give an interval."""
+    found = [(run, speed_up(run, runs)) for run in runs if reference(run, runs) is not run]
+    gains = [(run, ratio) for run, ratio in found if ratio is not None]
+    colours, labels = _colours(runs), []
+    for place, (run, ratio) in enumerate(gains):
+        labels.append(_plain(f"{run.case.label}, {run.case.load.labelled}"))
+        bounds = (ratio.low, ratio.high) if ratio.bounded else (ratio.median, ratio.median)
+        axes.plot(bounds, (place, place), color=colours[run.case.method], linewidth=3, alpha=0.5)
+        axes.plot(ratio.median, place, "o", color=colours[run.case.method])
+        end, told = (bounds[1], place), f"{ratio.median:.2f}x"
+        axes.annotate(told, end, (6, 0), textcoords="offset points", va="center")
+    axes.axvline(1.0, color=COLOURS[0], linewidth=1.0)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.margins(x=0.12)
+    axes.set(xlabel="times as fast as its reference", ylim=(len(labels) - 0.5, -0.5))
 
 
 def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
@@ -146,7 +122,7 @@ def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run], dict[str, Any]
     for label, same in _grouped(runs, lambda run: run.case.label).items():
         method, peer = same[0].case.method, same[0].case.is_peer
         look = {"color": colours[method], "linestyle": next(strokes[method, peer]), "marker": "o"}
-        look |= {"markerfacecolor": "white"} if peer else {}
+        look |= {"markerfacecolor": "none"} if peer else {}
         yield label, sorted(same, key=lambda run: _place(run.case.load)), look
 
 

@@ -11,8 +11,7 @@ from typing import Any
 from peagle.bench.advice import Price
 from peagle.bench.report.contents import contents
 from peagle.bench.report.document import Page, Plots
-from peagle.bench.report.markdown import markdown_page
-from peagle.bench.report.page import html_page
+from peagle.bench.report.pages import html_page, markdown_page
 from peagle.bench.runs import Failure, Run
 from peagle.bench.verdict import speed_up
 from peagle.errors import InputError
