@@ -18,7 +18,8 @@ from unittest import mock
 import torch
 import typer
 
-from peagle.bench.shapes import random_models
+from peagle.bench.random_weights import random_target
+from peagle.bench.shapes import random_drafter, shape_of
 from peagle.bench.synthetic import DRAFT_LAYERS
 from peagle.cli.script import run
 from peagle.config import EngineConfig
@@ -81,12 +82,15 @@ def main(
 
 def started(shape: str, method: str, seats: int) -> Start:
     """Start an engine with K by load, as `peagle serve` does."""
-    layers, k = DRAFT_LAYERS.get(method, 0), METHODS[method][0]
-    models = random_models(shape, method, layers, torch.device("cuda"), torch.bfloat16)
+    k, found = METHODS[method][0], shape_of(shape)
+    where = torch.device("cuda"), torch.bfloat16
+    target, drafter = random_target(found.target, *where, found.weights), None
+    if method in DRAFT_LAYERS:
+        drafter = random_drafter(found, method == "peagle", DRAFT_LAYERS[method], *where)
     took: list[tuple[float, int]] = []
     begun = time.perf_counter()
     with mock.patch.object(DeviceWorker, "capture", _measured(took)):
-        engine = Engine(*models, k, EngineConfig(max_num_seqs=seats))
+        engine = Engine(target, drafter, k, EngineConfig(max_num_seqs=seats))
     torch.cuda.synchronize()
     seconds = time.perf_counter() - begun
     [(capturing, held)] = took

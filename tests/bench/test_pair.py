@@ -22,13 +22,14 @@ def test_a_target_of_ones_own_needs_drafters_of_its_own():
 
 def test_drafters_are_checked_together(pair):
     good = Pair(str(pair.target), {"eagle3": str(pair.eagle3), "peagle": str(pair.peagle)})
-    assert good.check(8) == []
-    warnings = good.check(9)
+    configs = good.examine()
+    assert good.beyond_training(configs, 8) == []
+    warnings = good.beyond_training(configs, 9)
     assert len(warnings) == 2
     assert "K = 9 is beyond the 8 tokens" in warnings[0]
     swapped = Pair(str(pair.target), {"eagle3": str(pair.peagle), "peagle": str(pair.eagle3)})
     with pytest.raises(InputError, match=r"give it as --peagle; .*give it as --eagle3"):
-        swapped.check(3)
+        swapped.examine()
 
 
 def test_a_method_may_look_drafts_up():

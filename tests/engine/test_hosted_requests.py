@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 import tiny
 import torch
+from random_engine import random_engine
 from torch import Tensor
 
-from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
 from peagle.engine.branching import Branching
 from peagle.engine.cycle import Verified

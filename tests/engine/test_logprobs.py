@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
+from random_engine import random_engine
 from torch import Tensor
 
-from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
 from peagle.engine import logprobs
 from peagle.engine.device.graphs import CycleGraphs

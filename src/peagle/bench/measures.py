@@ -1,7 +1,6 @@
 """Every formula once, with its unit."""
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -122,15 +121,8 @@ def token_gaps(times: Sequence[float]) -> Iterator[float]:
 
 def percentiles(values: Sequence[float]) -> Percentiles:
     """p50, p95 and p99, interpolated linearly; zeros if there is no value."""
-    ordered = sorted(values) or [0.0]
-    return Percentiles(*(_percentile(ordered, share) for share in (0.50, 0.95, 0.99)))
+    return Percentiles(*map(float, np.percentile(values or [0.0], (50, 95, 99))))
 
 
 def _pooled(completions: Sequence[Completion]) -> DraftTotals:
     return DraftTotals.pooled([completion.speculation for completion in completions])
-
-
-def _percentile(ordered: Sequence[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
-    return low + (high - low) * (place - math.floor(place))

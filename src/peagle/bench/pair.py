@@ -84,13 +84,6 @@ class Pair:
             if config.trained_tokens is not None and k > config.trained_tokens
         ]
 
-    def check(self, k: int) -> list[str]:
-        """Check every drafter before anything runs; the warnings of `beyond_training`.
-
-        Raises `InputError` as `examine`.
-        """
-        return self.beyond_training(self.examine(), k)
-
 
 def drafter_of(method: str) -> str | None:
     """Whose drafter a method runs: eagle3's, peagle's or none."""

@@ -35,8 +35,8 @@ WORDS = "text", "content", "reasoning", "reasoning_content"
 """Where answers have text; thoughts may be there under both names."""
 CONTENT = "text", "content"
 """Those that a conversation goes on from."""
-CALM = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-"""Sampling fields that are sent where they differ from this."""
+CHANGED = {"stop", "top_k", "top_p", "min_p"}
+"""Sampling fields that are sent where they are not the default."""
 
 
 class RequestFailedError(Exception):
@@ -195,10 +195,7 @@ class Server:
             "ignore_eos": params.ignore_eos,
             "cache_salt": salt,
         }
-        if params.stop:
-            body["stop"] = list(params.stop)
-        given = ((name, getattr(params, name), calm) for name, calm in CALM.items())
-        body |= {name: value for name, value, calm in given if value != calm}
+        body |= params.model_dump(include=CHANGED, exclude_defaults=True)
         return {name: value for name, value in body.items() if name not in self.refused}
 
 

@@ -8,21 +8,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from peagle.bench.random_weights import PLAIN, RandomWeights, Weights, random_target, target_bytes
-from peagle.config import EngineConfig
-from peagle.device import resolve_device, resolve_dtype
+from peagle.bench.random_weights import PLAIN, RandomWeights, Weights, target_bytes
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps, heads_like
 from peagle.drafters.mtp import MTPHead
 from peagle.drafters.selector import SelectorConfig
-from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.files import read_yaml
 from peagle.models.decoder import Decoder
 from peagle.models.families import read_values
 from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
-from peagle.set_acceptance import SetAcceptance
 
 SIZES = Path(__file__).with_name("shapes.yaml")
 REDUCED_VOCABULARY = 32_000
@@ -115,37 +111,6 @@ def _draft_parameters(shape: Shape, method: str, layers: int) -> int:
         return sum(p.numel() for p in MTPHead(target).parameters() if p not in shared)
     model = _draft_model(shape, method == "peagle", layers, max_length=1)
     return sum(value.numel() for value in model.parameters())
-
-
-def random_engine(
-    name: str,
-    method: str,
-    k: int,
-    layers: int,
-    rates: Sequence[float] | None,
-    config: EngineConfig,
-) -> Engine:
-    """An engine over a shape; `method` is none, eagle3 or peagle; rates: as of `SetAcceptance`.
-
-    Raises `InputError` for an unknown shape or too little memory.
-    """
-    device = resolve_device(config.device)
-    models = random_models(name, method, layers, device, resolve_dtype(config.dtype, device))
-    if method == "none":
-        return Engine(*models, 0, config)
-    acceptance = None if rates is None else SetAcceptance(rates)
-    return Engine(*models, k, config, acceptance=acceptance)
-
-
-def random_models(
-    name: str, method: str, layers: int, device: torch.device, dtype: torch.dtype
-) -> tuple[Decoder, Drafter | None]:
-    """A shape's target and drafter; `method` as of `random_engine`. Raises `InputError`."""
-    shape = shape_of(name)
-    target = random_target(shape.target, device, dtype, shape.weights)
-    if method == "none":
-        return target, None
-    return target, random_drafter(shape, method == "peagle", layers, device, dtype)
 
 
 def random_prompts(count: int, length: int, vocab_size: int, seed: int = 1) -> Sequence[list[int]]:

@@ -1,6 +1,6 @@
 """Tables and sentences for the terminal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich import box
 from rich.markup import escape
@@ -18,39 +18,36 @@ LEGEND = (
 
 def summary_table(runs: Sequence[Run]) -> Table:
     """One row per method: speed with its interval, acceptance, and whether the text is the same."""
-    table = _empty_table(
-        ("method",), ("K", "tokens/s", "speed-up", "acceptance\nlength", "same\ntext")
-    )
-    table.columns[3].justify = "left"
-    for run in runs:
-        ratio = speed_up(run, runs)
-        told = "-" if ratio is None else ratio_text(ratio)
-        speed = f"{run.measures.otps:.1f}"
-        table.add_row(
-            escape(run.case.name), k_text(run.case), speed, told, length_text(run), _same(run, runs)
-        )
-    return table
+    keys = {name: column for name, column in _keys(runs).items() if name != "C"}
+    return _table(runs, keys, "acceptance\nlength", ())
 
 
 def full_table(runs: Sequence[Run]) -> tuple[Table, int]:
     """One row per case, and how many of the columns say which case it is."""
     keys = _keys(runs)
-    latencies = ("TTFT ms\np50", "ITL ms\np50", "E2E ms\np50")
-    columns = ("tokens/s", "speed-up", "AL", *latencies, "same\ntext")
-    table = _empty_table(tuple(keys), columns)
-    table.columns[len(keys) + 1].justify = "left"
+    return _table(runs, keys, "AL", ("ttft_ms", "itl_ms", "e2e_ms")), len(keys)
+
+
+def _table(
+    runs: Sequence[Run], keys: Mapping[str, Sequence[str]], length: str, latencies: Sequence[str]
+) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    medians = [f"{name.removesuffix('_ms').upper()} ms\np50" for name in latencies]
+    for name in (*keys, "tokens/s", "speed-up", length, *medians, "same\ntext"):
+        first, left = not table.columns, not table.columns or name == "speed-up"
+        table.add_column(name, no_wrap=first, justify="left" if left else "right")
     for number, run in enumerate(runs):
-        found, ratio = run.measures, speed_up(run, runs)
-        medians = (timing.p50 for timing in (found.ttft_ms, found.itl_ms, found.e2e_ms))
+        ratio = speed_up(run, runs)
+        times = [getattr(run.measures, name).p50 for name in latencies]
         table.add_row(
             *(escape(column[number]) for column in keys.values()),
-            f"{found.otps:.1f}",
-            ratio_text(ratio) if ratio is not None else "-",
+            f"{run.measures.otps:.1f}",
+            "-" if ratio is None else ratio_text(ratio),
             length_text(run),
-            *(f"{median:.1f}" if median else "-" for median in medians),
+            *(f"{time:.1f}" if time else "-" for time in times),
             _same(run, runs),
         )
-    return table, len(keys)
+    return table
 
 
 def run_line(run: Run, turn: int) -> str:
@@ -122,15 +119,6 @@ def _varying(cases: Sequence[Case]) -> Iterator[tuple[str, list[str]]]:
         yield "prompts", [case.data for case in cases]
     if len({case.temperature for case in cases}) > 1:
         yield "T", [f"{case.temperature:g}" for case in cases]
-
-
-def _empty_table(keys: Sequence[str], columns: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    first, *others = keys
-    table.add_column(first, no_wrap=True)
-    for name in (*others, *columns):
-        table.add_column(name, justify="right")
-    return table
 
 
 def length_text(run: Run) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 import tiny
 import torch
+from random_engine import random_engine
 
-from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.selector import SelectorConfig
 from peagle.engine.branching import Branching

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import tiny
 import torch
+from random_engine import random_engine
 
-from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.fused import FusedDrafter
 from peagle.engine.device.models import DeviceModels
