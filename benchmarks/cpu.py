@@ -28,7 +28,7 @@ from peagle.bench.runs import Results, Run
 from peagle.bench.workload import PromptWorkload
 from peagle.cli.measurement import show_runs
 from peagle.cli.script import run
-from peagle.config import SamplingParams
+from peagle.config import EngineConfig, SamplingParams
 from peers.turns import Side, open_sides
 from records.bench import run_of
 from records.measuring import begun
@@ -52,13 +52,13 @@ def main(
 ) -> None:
     """Measure every side, print the table and write the report."""
     pair = choose_pair(METHODS, target, {"eagle3": eagle3, "peagle": peagle})
-    pair.check(max(KS))
+    pair.examine()
     sets = {
         name: tuple(replace(prompt, stop=()) for prompt in given)
         for name, given in load_sets([prompts], limit).items()
     }
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    workload = PromptWorkload(pair, sets, params, "float32", "cpu")
+    workload = PromptWorkload(pair, sets, params, EngineConfig(dtype="float32", device="cpu"))
     out.mkdir(parents=True, exist_ok=True)
     with open_sides(_job(workload), max(KS), vllm_python) as sides:
         about = begun("The bundled pair beside transformers and vLLM on a CPU, all in turns")
@@ -112,7 +112,7 @@ def _job(workload: PromptWorkload) -> dict[str, Any]:
     return {
         "target": workload.pair.target,
         "drafter": workload.pair.drafters["peagle"],
-        "dtype": workload.dtype,
+        "dtype": workload.engine.dtype,
         "threads": torch.get_num_threads(),
         "data": data,
         "prompts": [prompt.token_ids(tokenizer) for prompt in prompts],

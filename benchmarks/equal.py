@@ -28,7 +28,7 @@ from peagle.bench.rounds import run_engines
 from peagle.bench.runs import Run
 from peagle.bench.workload import PromptWorkload
 from peagle.cli.script import run
-from peagle.config import DType, SamplingParams
+from peagle.config import DType, EngineConfig, SamplingParams
 from peagle.models.tokenizer import load_tokenizer
 from peers import card
 from peers.job import Job
@@ -66,7 +66,7 @@ def main(
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     kind = cast(DType, dtype)
     workload = PromptWorkload(
-        pair, {"bundled": given}, params, kind, batch_invariant=batch_invariant
+        pair, {"bundled": given}, params, EngineConfig(dtype=kind, batch_invariant=batch_invariant)
     )
     cases = Grid([concurrency]).cases(METHODS, {method: [k] for method in METHODS})
     about = begun("Greedy outputs that stay equal under speculation", card.reading())
@@ -102,7 +102,7 @@ def theirs(
         case.method: Job(
             method=case.method,
             k=case.k or 0,
-            dtype=workload.dtype,
+            dtype=workload.engine.dtype,
             max_num_seqs=case.concurrency,
             max_tokens=workload.sampling.max_tokens,
             checkpoint=workload.pair.target,

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from random_engine import random_engine
 
 from peagle.bench import synthetic
 from peagle.bench.case import Setup
-from peagle.bench.shapes import SHAPES, random_engine, weight_bytes
+from peagle.bench.shapes import SHAPES, weight_bytes
 from peagle.bench.synthetic import DRAFT_LAYERS, SyntheticWorkload, require_room
 from peagle.config import EngineConfig
 from peagle.drafters.selector import SelectorConfig
@@ -73,7 +74,7 @@ def test_only_a_small_shape_runs_on_a_cpu_that_was_not_asked_for(
 
 def test_a_shape_may_have_a_selector():
     selector = SelectorConfig(rank=8, candidates=16)
-    workload = SyntheticWorkload("tiny", 2.5, 16, 16, device="cpu", selector=selector)
+    workload = SyntheticWorkload("tiny", 2.5, 16, 16, EngineConfig(device="cpu"), selector=selector)
     model = workload.open(Setup("peagle", 3, "fixed"), 1).engine.core.proposer.model
     assert model.readout.selector.config == selector
     sequential = workload.open(Setup("eagle3", 3, "fixed"), 1).engine.core.proposer.model

@@ -19,7 +19,7 @@ from peagle.bench.load import Exchange, drive
 from peagle.bench.random_weights import Weights, random_target
 from peagle.bench.shapes import SHAPES, Shape, shape_of
 from peagle.bench.synthetic import SyntheticWorkload
-from peagle.config import SamplingParams
+from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.kind import PEAGLE
 from peagle.errors import InputError
@@ -184,7 +184,8 @@ def test_a_benchmark_reads_it(tmp_path: Path):
     last = directory / "model-00009-of-00009.safetensors"
     tensors = load_file(last)
     save_file(tensors | {"lm_head.weight": torch.zeros(512, 64)}, last, {"format": "pt"})
-    given = {"acceptance_length": 2.0, "prompt_tokens": 4, "max_tokens": 4, "dtype": "float32"}
+    given = {"acceptance_length": 2.0, "prompt_tokens": 4, "max_tokens": 4}
+    given |= {"engine": EngineConfig(dtype="float32")}
     workload = SyntheticWorkload("tiny", **given, checkpoint=directory)
     assert workload.describe()["checkpoint"] == "target"
     how = SamplingParams(max_tokens=4, ignore_eos=True)

@@ -147,9 +147,9 @@ def test_stdin_that_is_not_text(refused, pair, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--k", "0"], "--k 0: every number must be at least 1"),
-        (["--k", "3,x"], "--k 3,x: give whole numbers"),
-        (["--concurrency", "0"], "--concurrency 0"),
+        (["--k", "0"], "--k: Input should be greater than 0"),
+        (["--k", "3,x"], "--k: Input should be a valid integer"),
+        (["--concurrency", "0"], "--concurrency: Input should be greater than 0"),
         (["--concurrency", "4", "--limit", "3"], "--concurrency 4 needs as many prompts"),
         (["--limit", "0"], "a limit of 0"),
         (["--max-tokens", "0"], "peagle: --max-tokens: "),

@@ -1,14 +1,13 @@
 """Commands whose parameters are made from several options."""
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pytest
-import typer
 
-from peagle.cli.groups import fields, flattened, group
+from peagle.cli.groups import Flags, Several, fields, flattened
 from peagle.cli.script import new_app
 from peagle.config import Config, PositiveInt
+from peagle.errors import InputError
 
 
 class Sizes(Config):
@@ -18,10 +17,14 @@ class Sizes(Config):
     quick: bool = False
 
 
-@dataclass(frozen=True)
-class Named:
-    name: Annotated[str, typer.Option(help="Any.")] = "none"
-    times: Annotated[int, typer.Option("--times", help="Often.")] = 1
+class Named(Flags):
+    name: str = "none"
+    """Any."""
+    times: PositiveInt | None = None
+    """Often, which
+    is more than once. Default: once"""
+    sizes_of: Several[PositiveInt] = (1,)
+    """One or several."""
 
 
 HELPS = {"rows": ("How many.", "all"), "width": "How wide.", "cached": "Kept.", "quick": "Fast."}
@@ -33,7 +36,7 @@ def run(*arguments: str) -> list[Any]:
 
     def command(
         *,
-        named: Annotated[Named, group(Named)],
+        named: Named,
         sizes: Annotated[dict[str, Any], fields(Sizes, HELPS, width=5)],
         word: str = "-",
     ) -> None:
@@ -46,8 +49,9 @@ def run(*arguments: str) -> list[Any]:
 
 
 def test_a_group_is_made_from_its_options():
-    named, sizes, word = run("--name", "x", "--rows", "2", "--no-cached", "--quick", "--word", "w")
-    assert (named, word) == (Named("x", 1), "w")
+    flags = "--name x --sizes-of 3,4,3 --rows 2 --no-cached --quick --word w"
+    named, sizes, word = run(*flags.split())
+    assert (named, word) == (Named(name="x", sizes_of=(3, 4)), "w")
     assert sizes == {"rows": 2, "width": 5, "cached": False, "quick": True}
 
 
@@ -64,4 +68,10 @@ def test_help_has_every_option_and_default(capsys: pytest.CaptureFixture[str]):
     assert "--rows <int> How many. [default: (all)]" in text
     assert "--width <int> How wide. [default: 5]" in text
     assert "--cached / --no-cached Kept." in text
-    assert "--times <int> Often." in text
+    assert "--times <int> Often, which is more than once. [default: (once)]" in text
+    assert "--sizes-of <str> One or several. [default: 1]" in text
+
+
+def test_a_value_that_cannot_be_is_told_by_its_flag():
+    with pytest.raises(InputError, match=r"^--sizes-of: Input should be greater than 0$"):
+        run("--sizes-of", "3,0")

@@ -6,28 +6,15 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from peagle.bench.prompts import Prompt
 from peagle.bench.workload import PromptWorkload
-from peagle.config import DType, SamplingParams
+from peagle.config import DType, EngineConfig, SamplingParams
 from peagle.device import resolve_device, resolve_dtype
 from peagle.installation import installed_version
-
-
-class Computed(Protocol):
-    """How a workload's engines compute, as in `EngineConfig`."""
-
-    @property
-    def device(self) -> str: ...
-    @property
-    def dtype(self) -> DType: ...
-    @property
-    def batch_invariant(self) -> bool: ...
-    @property
-    def quantize_activations(self) -> bool: ...
 
 
 def environment(workload: PromptWorkload) -> dict[str, Any]:
@@ -36,7 +23,8 @@ def environment(workload: PromptWorkload) -> dict[str, Any]:
     models: dict[str, Any] = {"target": pair.target, "drafters": dict(pair.drafters)}
     given = {"quantization": pair.quantization, "num_tree_nodes": pair.num_tree_nodes}
     models |= {name: value for name, value in given.items() if value is not None}
-    return machine() | computed_by(workload) | models | work(workload.sets, workload.sampling)
+    models |= work(workload.sets, workload.sampling)
+    return machine() | computed_by(workload.engine) | models
 
 
 def work(sets: Mapping[str, Sequence[Prompt]], sampling: SamplingParams) -> dict[str, Any]:
@@ -66,14 +54,10 @@ def _ends(prompts: Sequence[Prompt], sampling: SamplingParams) -> str:
     return "end of text ignored"
 
 
-def computed_by(workload: Computed) -> dict[str, Any]:
-    """The device and dtype of a workload's engines, and of the rest what is not the default."""
-    facts = hardware(workload.device, workload.dtype)
-    if workload.batch_invariant:
-        facts["batch_invariant"] = True
-    if not workload.quantize_activations:
-        facts["quantize_activations"] = False
-    return facts
+def computed_by(engine: EngineConfig) -> dict[str, Any]:
+    """The device and dtype of engines, and of what else they were asked what is not the default."""
+    asked = engine.model_dump(exclude_defaults=True)
+    return asked | hardware(engine.device, engine.dtype)
 
 
 def hardware(device_name: str, dtype: DType) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Time without meaning: random weights of a real size, and a set acceptance length."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from peagle.bench.shapes import (
     weight_bytes,
 )
 from peagle.bench.target import kv_memory
-from peagle.config import DType, EngineConfig, SamplingParams
+from peagle.config import EngineConfig, SamplingParams
 from peagle.device import free_memory, gib, resolve_device, resolve_dtype
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.selector import SelectorConfig
@@ -96,10 +96,8 @@ class SyntheticWorkload:
     """Tokens that a cycle of K drafts emits on average, whatever the target says."""
     prompt_tokens: int
     max_tokens: int
-    dtype: DType = "auto"
-    device: str = "auto"
-    batch_invariant: bool = False
-    quantize_activations: bool = True
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """How the engines compute; their sizes follow from the cases."""
     routing: str | None = None
     """How alike rows choose experts, a key of `OVERLAPS`; None: as the shape has it."""
     checkpoint: Path | None = None
@@ -134,7 +132,7 @@ class SyntheticWorkload:
 
     def require_room(self, methods: Iterable[str]) -> None:
         """Raise `InputError` unless the weights of every method fit the memory."""
-        require_room(self.shape, methods, self.dtype, self.device)
+        require_room(self.shape, methods, self.engine.dtype, self.engine.device)
 
     @property
     def caption(self) -> str:
@@ -152,13 +150,13 @@ class SyntheticWorkload:
         """The engine for a method, over weights of the target that all share."""
         context = min(CONTEXT, shape_of(self.shape).target.max_length)
         asked = self.prompt_tokens + self.max_tokens
-        config = EngineConfig(
-            dtype=self.dtype,
-            device=self.device,
-            max_num_seqs=concurrency,
-            max_model_len=asked if shared else max(context, asked),
-            enable_prefix_caching=False,
-            draft_length=setup.draft_length,
+        config = self.engine.model_copy(
+            update={
+                "max_num_seqs": concurrency,
+                "max_model_len": asked if shared else max(context, asked),
+                "enable_prefix_caching": False,
+                "draft_length": setup.draft_length,
+            }
         )
         drafter = self._drafter(setup.method)
         if shared:
@@ -181,14 +179,15 @@ class SyntheticWorkload:
 
     @cached_property
     def _target(self) -> Decoder:
-        device, shape = resolve_device(self.device), shape_of(self.shape)
-        dtype = resolve_dtype(self.dtype, device)
+        device, shape = resolve_device(self.engine.device), shape_of(self.shape)
+        dtype = resolve_dtype(self.engine.dtype, device)
         if self.checkpoint is not None:
             decoder = load_decoder(self.checkpoint, dtype, device)
         else:
             decoder = random_target(shape.target, device, dtype, shape.weights.routed(self.routing))
         decoder.set_arithmetic(
-            quantize_activations=self.quantize_activations, batch_invariant=self.batch_invariant
+            quantize_activations=self.engine.quantize_activations,
+            batch_invariant=self.engine.batch_invariant,
         )
         return decoder
 

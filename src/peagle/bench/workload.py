@@ -1,7 +1,7 @@
 """The work of a benchmark of models: their prompts, and how answers are sampled."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +10,7 @@ from peagle.bench.load import Exchange
 from peagle.bench.pair import Pair
 from peagle.bench.prompts import Prompt
 from peagle.bench.target import SharedTarget
-from peagle.config import DType, EngineConfig, SamplingParams
+from peagle.config import EngineConfig, SamplingParams
 from peagle.llm import LLM
 
 SEED = 0
@@ -26,10 +26,8 @@ class PromptWorkload:
     """The prompts of each data set, by its name."""
     sampling: SamplingParams
     """Of every request; the temperature and K are its case's, the stop texts its prompt's."""
-    dtype: DType = "auto"
-    device: str = "auto"
-    batch_invariant: bool = False
-    quantize_activations: bool = True
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """How the engines compute; their sizes follow from the cases."""
     comparable: bool = True
 
     def requests(self, case: Case, tokenizer: Any) -> list[Exchange]:
@@ -73,25 +71,19 @@ class PromptWorkload:
 
         Without prefix caching, so that no case profits from an earlier one's prompts.
         """
-        config = self._config.model_copy(
-            update={"max_num_seqs": concurrency, "draft_length": setup.draft_length}
+        config = self.engine.model_copy(
+            update={
+                "max_num_seqs": concurrency,
+                "draft_length": setup.draft_length,
+                "enable_prefix_caching": False,
+            }
         )
         speculation = self.pair.speculation(setup.method, setup.k)
         return self._target.llm(speculation, config, self._longest if shared else None)
 
-    @property
-    def _config(self) -> EngineConfig:
-        return EngineConfig(
-            dtype=self.dtype,
-            device=self.device,
-            batch_invariant=self.batch_invariant,
-            quantize_activations=self.quantize_activations,
-            enable_prefix_caching=False,
-        )
-
     @cached_property
     def _target(self) -> SharedTarget:
-        return SharedTarget(self.pair.target, self._config)
+        return SharedTarget(self.pair.target, self.engine)
 
     @cached_property
     def _longest(self) -> int:

@@ -1,24 +1,21 @@
 """`peagle bench`: compare methods, K and concurrency, or servers, on the same prompts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peagle.cli.compared import Compared, numbers
-from peagle.cli.groups import fields, flag_name, group
+from peagle.cli.compared import Compared
+from peagle.cli.groups import Flags, Several, fields, flag_name, from_flags
 from peagle.cli.loading import as_chats
-from peagle.cli.measurement import Benchmark, Outputs, measure_cases
-from peagle.cli.options import SAMPLING, Chat, Hardware, Target, Threads, from_flags, use_threads
+from peagle.cli.measurement import Benchmark, measure_cases
+from peagle.cli.options import SAMPLING, Hardware, Target, Threads, use_threads
 from peagle.cli.reporting import Reporting
 from peagle.cli.servers import Servers
 from peagle.cli.synthetic import Synthetic
-from peagle.config import EngineConfig, SamplingParams
+from peagle.config import DraftLengthMode, EngineConfig, PositiveInt, SamplingParams, Temperature
 from peagle.errors import InputError
-from peagle.files import STDOUT, refuse_existing
 
 if TYPE_CHECKING:
     from peagle.bench.case import Grid
@@ -35,56 +32,61 @@ BUNDLED = ("bundled",)
 SAMPLED = {name: SAMPLING[name] for name in ("max_tokens", "top_k", "top_p", "min_p", "seed")} | {
     "ignore_eos": "Write on past the end of text, unless a prompt says where its answer ends."
 }
-ROUNDS = 6
-"""The fewest of which a median has an interval."""
 
 
-def _no_flag(json: Path | None) -> Path | None:
-    """The file of --json, which is not the flag that follows it."""
-    if str(json).startswith("--"):
-        raise InputError("--json needs a FILE, or - for stdout; peagle generate's needs none")
-    return json
+class Work(Flags):
+    """What is asked, how, and how often."""
+
+    prompts: list[str] = [*BUNDLED]
+    """bundled, or a file: .jsonl, .jsonl.gz, .parquet, .txt; repeatable."""
+    chat: bool = False
+    """Render each prompt as a user's turn."""
+    limit: int | None = None
+    """Use only this many prompts of each file, the first ones. Default: all of them"""
+    concurrency: Several[PositiveInt] = (1,)
+    """Requests in flight, one or several: 1,8."""
+    draft_length: Several[DraftLengthMode] = ("fixed",)
+    """fixed, auto (as serve: as many, up to K, as are fastest) or both."""
+    temperature: Several[Temperature] = (0,)
+    """0 is greedy; one or several: 0,0.7."""
+    rounds: PositiveInt = 6
+    """Runs of each case, in turns; of fewer than six a median has no interval."""
+
+    def grid(self, data: Sequence[str]) -> "Grid":
+        """Every load and way to draft, over some sets of prompts."""
+        from peagle.bench.case import Grid
+
+        return Grid(self.concurrency, data, self.temperature, self.draft_length)
+
+    def sets(self, target: str | None, of_servers: bool) -> "dict[str, tuple[Prompt, ...]]":
+        """The prompts; of_servers: whose chat templates nobody sees."""
+        from transformers import AutoTokenizer  # noqa: F401 (Ctrl-C during it leaves no file yet)
+
+        from peagle.bench.prompts import load_sets
+
+        sets = load_sets(self.prompts, self.limit)
+        if not self.chat:
+            return sets
+        if of_servers:
+            return {name: tuple(one.as_chat() for one in given) for name, given in sets.items()}
+        return {name: tuple(as_chats(given, target)) for name, given in sets.items()}
+
+    def check_concurrency(self, sets: "Mapping[str, Sequence[Prompt]]") -> None:
+        """Raise `InputError` for more requests in flight than there are."""
+        most, fewest = max(self.concurrency), min(map(len, sets.values()))
+        if most > fewest:
+            raise InputError(f"--concurrency {most} needs as many prompts, but there are {fewest}")
 
 
 def bench(
     *,
     target: Target,
-    compared: Annotated[Compared, group(Compared)],
-    prompts: Annotated[
-        list[str],
-        typer.Option(help="bundled, or a file: .jsonl, .jsonl.gz, .parquet, .txt; repeatable."),
-    ] = list(BUNDLED),  # noqa: B006 (typer copies it)
-    chat: Chat = False,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            help="Use only this many prompts of each file, the first ones.",
-            show_default="all of them",
-        ),
-    ] = None,
-    concurrency: Annotated[
-        str, typer.Option(help="Requests in flight, one or several: 1,8.")
-    ] = "1",
-    draft_length: Annotated[
-        str, typer.Option(help="fixed, auto (as serve: as many, up to K, as are fastest) or both.")
-    ] = "fixed",
-    temperature: Annotated[str, typer.Option(help="0 is greedy; one or several: 0,0.7.")] = "0",
+    compared: Compared,
+    work: Work,
     sampling: Annotated[dict[str, Any], fields(SamplingParams, SAMPLED, ignore_eos=True)],
-    rounds: Annotated[int, typer.Option(min=1, help="Runs of each case, in turns.")] = ROUNDS,
-    servers: Annotated[Servers, group(Servers)],
-    reporting: Annotated[Reporting, group(Reporting)],
-    json: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the result to this file; - is stdout.",
-            show_default="none",
-            callback=_no_flag,
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace the files of --json and --report.")
-    ] = False,
-    synthetic: Annotated[Synthetic, group(Synthetic)],
+    servers: Servers,
+    reporting: Reporting,
+    synthetic: Synthetic,
     hardware: Hardware,
     threads: Threads = None,
 ) -> None:
@@ -93,105 +95,69 @@ def bench(
     Cases take turns, so that a machine's bad moments fall on all. All inputs are checked before the
     first run; what was measured is kept when it is stopped.
     """
-    if json is not None and json != STDOUT:
-        refuse_existing(json, force)
-    outputs = Outputs(json, reporting.report_into(force))
+    report = reporting.open()
     use_threads(threads)
-    levels = numbers("--concurrency", concurrency)
     with from_flags():
-        params = SamplingParams(**sampling)
-    grid = _grid(levels, temperature, draft_length)
+        params, engine = SamplingParams(**sampling), EngineConfig(**hardware)
     if synthetic.shape is not None:
-        if target or compared.names_drafters or chat or servers.url or prompts != [*BUNDLED]:
+        if (
+            target
+            or compared.names_drafters
+            or work.chat
+            or servers.url
+            or (work.prompts != [*BUNDLED])
+        ):
             raise InputError(
                 "--shape makes its own models and prompts; leave out targets, drafters, --chat, "
                 "--prompts and --url"
             )
-        if hardware.get("lora"):
+        if engine.lora:
             raise InputError("--shape has random weights, into which no adapter is merged")
-        grid = replace(grid, data=(synthetic.shape,))  # whose prompts are random
-        measure_cases(_of_shape(synthetic, compared, grid, params, rounds, hardware), outputs)
-        return
-    sets = _prompt_sets(prompts, limit, chat, target, servers)
-    grid = replace(grid, data=tuple(sets))
-    if servers.url:
+        benchmark = _of_shape(synthetic, compared, work, params, engine)
+    elif servers.url:
+        sets = work.sets(target, of_servers=True)
         compared.refuse_beside_servers()
-        _refuse_beside_servers(hardware)
-        if servers.request_rate is None:
-            _check_concurrency(levels, sets)
-        measure_cases(servers.benchmark(target, sets, grid, params, rounds), outputs)
-        return
-    servers.refuse_alone()
-    _check_concurrency(levels, sets)
-    benchmark = _of_models(target, compared, sets, grid, params, rounds, hardware)
-    measure_cases(benchmark, outputs)
+        _refuse_beside_servers(engine, hardware)
+        if not servers.request_rate:
+            work.check_concurrency(sets)
+        benchmark = servers.benchmark(target, sets, work.grid([*sets]), params, work.rounds)
+    else:
+        sets = work.sets(target, of_servers=False)
+        work.check_concurrency(sets)
+        benchmark = _of_models(target, compared, work, sets, params, engine)
+    measure_cases(benchmark, reporting.result, report)
 
 
-def _refuse_beside_servers(hardware: Mapping[str, Any]) -> None:
+def _refuse_beside_servers(asked: EngineConfig, flags: Mapping[str, Any]) -> None:
     """Raise `InputError` for what a server runs on, which is its own."""
-    with from_flags():
-        asked = EngineConfig(**hardware)
     usual = EngineConfig()
-    given = [flag_name(name) for name in hardware if getattr(asked, name) != getattr(usual, name)]
+    given = [flag_name(name) for name in flags if getattr(asked, name) != getattr(usual, name)]
     if given:
         raise InputError(f"a server was started with its own; with --url leave out {given[0]}")
-
-
-def _grid(levels: Sequence[int], temperature: str, draft_length: str) -> "Grid":
-    from peagle.bench.case import Grid
-
-    with from_flags():
-        modes = [EngineConfig(draft_length=mode).draft_length for mode in _parts(draft_length)]
-        try:
-            numbers = [float(part) for part in _parts(temperature)]
-        except ValueError:
-            raise InputError(f"--temperature {temperature}: give numbers, such as 0,0.7") from None
-        heats = [SamplingParams(temperature=number).temperature for number in numbers]
-    return Grid(levels, temperatures=list(dict.fromkeys(heats)), draft_lengths=modes)
-
-
-def _parts(text: str) -> list[Any]:
-    """The distinct parts of a list in a flag."""
-    return list(dict.fromkeys(part.strip() for part in text.split(",")))
-
-
-def _prompt_sets(
-    sources: Sequence[str], limit: int | None, chat: bool, target: str | None, servers: Servers
-) -> "dict[str, tuple[Prompt, ...]]":
-    from transformers import AutoTokenizer  # noqa: F401 (Ctrl-C during it leaves no file yet)
-
-    from peagle.bench.prompts import load_sets
-
-    sets = load_sets(sources, limit)
-    if not chat:
-        return sets
-    if servers.url:  # whose templates nobody sees
-        return {name: tuple(one.as_chat() for one in given) for name, given in sets.items()}
-    return {name: tuple(as_chats(given, target)) for name, given in sets.items()}
 
 
 def _of_shape(
     synthetic: Synthetic,
     compared: Compared,
-    grid: "Grid",
+    work: Work,
     params: SamplingParams,
-    rounds: int,
-    hardware: Mapping[str, Any],
+    engine: EngineConfig,
 ) -> Benchmark:
     from peagle.bench import environment
-    from peagle.bench.pair import looks_up
+    from peagle.bench.pair import METHODS, looks_up
     from peagle.bench.rounds import run_engines
 
-    methods = compared.run(all_by_default=True)
+    methods = compared.run(METHODS)
     if any(map(looks_up, methods)):
         raise InputError("random text repeats nothing; leave ngram out of --methods with --shape")
+    grid = work.grid([str(synthetic.shape)])  # whose prompts are random
     cases = compared.cases(methods, synthetic.drafters(methods), grid)
-    workload = synthetic.workload(cases, params, hardware)
+    workload = synthetic.workload(cases, params, engine)
     return Benchmark(
         cases,
-        rounds,
+        work.rounds,
         partial(run_engines, workload, cases),
-        environment.machine() | environment.computed_by(workload) | workload.describe(),
+        environment.machine() | environment.computed_by(engine) | workload.describe(),
         sum(case.concurrency for case in cases),
         workload.comparable,
         workload.caption,
@@ -201,38 +167,20 @@ def _of_shape(
 def _of_models(
     target: str | None,
     compared: Compared,
+    work: Work,
     sets: "Mapping[str, tuple[Prompt, ...]]",
-    grid: "Grid",
     params: SamplingParams,
-    rounds: int,
-    hardware: Mapping[str, Any],
+    engine: EngineConfig,
 ) -> Benchmark:
     from peagle.bench.environment import environment
-    from peagle.bench.pair import choose_pair
     from peagle.bench.rounds import run_engines
     from peagle.bench.workload import PromptWorkload
 
-    quantization, lookup, nodes = compared.quantization, compared.lookup, compared.num_tree_nodes
-    compared = compared.by_method()
-    methods = compared.run(all_by_default=target is None)
-    drafters = {"eagle3": compared.eagle3, "peagle": compared.peagle}
-    pair = choose_pair(methods, target, drafters)
-    pair = replace(pair, quantization=quantization, lookup=lookup, num_tree_nodes=nodes)
-    with from_flags():
-        EngineConfig(**hardware)
-    workload = PromptWorkload(pair, sets, params, **hardware)
-    configs = pair.examine()
-    cases = compared.cases(methods, configs, grid)
+    methods, pair = compared.models(target)
+    workload, configs = PromptWorkload(pair, sets, params, engine), pair.examine()
+    cases = compared.cases(methods, configs, work.grid([*sets]))
     for warning in pair.beyond_training(configs, max(case.k or 0 for case in cases)):
         typer.echo(f"peagle: warning: {warning}", err=True)
     requests = sum(len(sets[case.data]) for case in cases)
     start = partial(run_engines, workload, cases)
-    return Benchmark(cases, rounds, start, environment(workload), requests)
-
-
-def _check_concurrency(levels: Sequence[int], sets: "Mapping[str, Sequence[Prompt]]") -> None:
-    fewest = min(map(len, sets.values()))
-    if max(levels) > fewest:
-        raise InputError(
-            f"--concurrency {max(levels)} needs as many prompts, but there are {fewest}"
-        )
+    return Benchmark(cases, work.rounds, start, environment(workload), requests)

@@ -1,60 +1,55 @@
 """What `peagle bench` compares: methods, each with its drafter and Ks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
 
-import typer
+from pydantic import model_validator
 
+from peagle.cli.groups import Flags, Several
 from peagle.cli.loading import read_speculation
-from peagle.cli.options import BOTH_FORMS, Eagle3, Peagle, SpeculativeJSON
-from peagle.config import LONGEST_MATCH, SHORTEST_MATCH, DrafterFormat, SpeculativeConfig
+from peagle.cli.options import BOTH_FORMS
+from peagle.config import PositiveInt, SpeculativeConfig
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
     from peagle.bench.case import Case, Grid
+    from peagle.bench.pair import Pair
     from peagle.drafters.model import DrafterConfig
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(Flags):
     """The choice as the flags give it. Raises `InputError` where they contradict one another."""
 
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help="The one drafter to measure: directory or hub id.",
-            show_default="only the bundled target has any",
-        ),
-    ] = None
-    k: Annotated[
-        str | None,
-        typer.Option(
-            "--k", help="Drafts per cycle, one or several: 3,5,7.", show_default="as trained"
-        ),
-    ] = None
-    speculative_config: SpeculativeJSON = None
-    eagle3: Eagle3 = None
-    peagle: Peagle = None
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            help="Methods to run: any of none, ngram, eagle3, peagle, mtp; peagle+ngram does both.",
-            show_default="none, and those with a drafter",
-        ),
-    ] = None
+    drafter: str | None = None
+    """The one drafter to measure: directory or hub id. Default: only the bundled target has any"""
+    k: Several[PositiveInt] | None = None
+    """Drafts per cycle, one or several: 3,5,7. Default: as trained"""
+    speculative_config: str | None = None
+    """vLLM's JSON, in place of --drafter and --k."""
+    eagle3: str | None = None
+    """EAGLE-3 drafter: directory or hub id. Default: the bundled one"""
+    peagle: str | None = None
+    """P-EAGLE drafter: directory or hub id. Default: the bundled one"""
+    methods: Several[str] | None = None
+    """Methods to run: any of none, ngram, eagle3, peagle, mtp; peagle+ngram does both. Default:
+    none, and those with a drafter"""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
         if self.speculative_config is not None and (self.drafter, self.k) != (None, None):
             raise InputError(BOTH_FORMS)
-        if self._one() is not None and (self.eagle3, self.peagle) != (None, None):
+        if self._one is not None and (self.eagle3, self.peagle) != (None, None):
             raise InputError("give either one drafter, or --eagle3 and --peagle to compare two")
-        if (one := self._one()) is not None and one.synthetic_acceptance_rates is not None:
+        if self._one is not None and self._one.synthetic_acceptance_rates is not None:
             raise InputError(
                 "models are measured with the acceptance that they have; leave out "
                 "synthetic_acceptance_rates, or give --shape with --synthetic-acceptance"
             )
+        return self
 
+    @cached_property
     def _one(self) -> SpeculativeConfig | None:
         """What is compared with no speculation, where it is one thing."""
         if self.speculative_config is not None:
@@ -62,58 +57,41 @@ class Compared:
         return None if self.drafter is None else SpeculativeConfig(model=self.drafter)
 
     @property
-    def quantization(self) -> DrafterFormat | None:
-        """What the one drafter is rounded to."""
-        one = self._one()
-        return None if one is None else one.quantization
-
-    @property
-    def lookup(self) -> tuple[int, int]:
-        """The shortest and longest match of lookups."""
-        one = self._one()
-        return (one and one.lookup) or (SHORTEST_MATCH, LONGEST_MATCH)
-
-    @property
-    def num_tree_nodes(self) -> int | None:
-        """Drafts that branch, if any do."""
-        one = self._one()
-        return None if one is None else one.num_tree_nodes
-
-    @property
     def names_drafters(self) -> bool:
         """Whether a drafter is named."""
-        return self._one() is not None or (self.eagle3, self.peagle) != (None, None)
+        return self._one is not None or (self.eagle3, self.peagle) != (None, None)
 
-    def by_method(self) -> "Compared":
-        """The same with one drafter named by the method that its files are of."""
-        from peagle.bench.pair import method_of
+    def run(self, usual: Sequence[str]) -> list[str]:
+        """The methods to run, none first; usual: those where none is named."""
+        from peagle.bench.pair import NAMES
+
+        for name in self.methods or ():
+            if name not in NAMES:
+                raise InputError(f"--methods: {name!r} is none of {', '.join(NAMES)}")
+        return sorted(self.methods or usual, key=list(NAMES).index)
+
+    def models(self, target: str | None) -> "tuple[list[str], Pair]":
+        """The methods to run, and their models: one drafter by the method that its files are of."""
+        from peagle.bench.pair import METHODS, choose_pair, method_of
         from peagle.drafters.kind import kind_asked
 
-        one = self._one()
+        one, drafters = self._one, {"eagle3": self.eagle3, "peagle": self.peagle}
         if one is None:
-            return self
-        k = self.k if one.num_speculative_tokens is None else str(one.num_speculative_tokens)
+            usual = [by for by in METHODS if target is None or drafters.get(by, "") is not None]
+            methods = self.run(usual)
+            return methods, choose_pair(methods, target, drafters)
         by = one.method
         if one.model is not None:
             by = method_of(one.model, kind_asked(one.parallel_drafting))
-        method = by if one.lookup is None or by == "ngram" else f"{by}+ngram"
-        if one.model is None:
-            return Compared(k=k, methods=self.methods or f"none,{method}")
-        return Compared(k=k, methods=self.methods or f"none,{method}", **{by: one.model})
-
-    def run(self, all_by_default: bool) -> list[str]:
-        """The methods to run, none first."""
-        from peagle.bench.pair import METHODS, NAMES
-
-        if self.methods is None:
-            drafters = {"none": "", "eagle3": self.eagle3, "peagle": self.peagle}
-            return [one for one in METHODS if all_by_default or drafters[one] is not None]
-        names = [name.strip() for name in self.methods.split(",")]
-        for name in names:
-            if name not in NAMES:
-                known = ", ".join(NAMES)
-                raise InputError(f"--methods {self.methods}: {name!r} is none of {known}")
-        return sorted(set(names), key=list(NAMES).index)
+            drafters[by] = one.model
+        methods = self.run(("none", by if one.lookup is None or by == "ngram" else f"{by}+ngram"))
+        pair = choose_pair(methods, target, drafters)
+        return methods, replace(
+            pair,
+            quantization=one.quantization,
+            num_tree_nodes=one.num_tree_nodes,
+            lookup=one.lookup or pair.lookup,
+        )
 
     def cases(
         self,
@@ -125,12 +103,13 @@ class Compared:
         from peagle.bench.pair import LOOKUP_K, alone
         from peagle.drafters.kind import MTP
 
+        most = None if self._one is None else self._one.num_speculative_tokens
+        given = self.k or (most and (most,))
         trained = {by: [config.default_k] for by, config in drafters.items()}
         trained[MTP.method] = [MTP.default_k]
-        ks = {name: trained.get(alone(name), [LOOKUP_K]) for name in methods}
-        if self.k is not None:
-            ks = dict.fromkeys(methods, numbers("--k", self.k))
-        return grid.cases(methods, ks)
+        return grid.cases(
+            methods, {name: given or trained.get(alone(name), [LOOKUP_K]) for name in methods}
+        )
 
     def refuse_beside_servers(self) -> None:
         """Raise `InputError` for what a server decides."""
@@ -139,14 +118,3 @@ class Compared:
                 "a server has its own drafter and K; with --url leave out --drafter, --eagle3, "
                 "--peagle, --speculative-config, --k and --methods"
             )
-
-
-def numbers(option: str, text: str) -> list[int]:
-    """Distinct positive numbers, from text such as "3,5,7"."""
-    try:
-        found = list(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        raise InputError(f"{option} {text}: give whole numbers, such as 3,5,7") from None
-    if min(found) < 1:
-        raise InputError(f"{option} {text}: every number must be at least 1")
-    return found

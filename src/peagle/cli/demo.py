@@ -58,16 +58,16 @@ def demo(
     from peagle.bench.pair import METHODS, choose_pair
     from peagle.bench.prompts import load_sets
     from peagle.bench.workload import PromptWorkload
-    from peagle.config import SamplingParams
+    from peagle.config import EngineConfig, SamplingParams
 
     pair = choose_pair(METHODS, target, {"eagle3": eagle3, "peagle": peagle})
     branches = target is None and peagle is None
     # each as it is fastest on a CPU: more of EAGLE-3's drafts are right in a tree, and it is slower
     pair = replace(pair, num_tree_nodes=NODES if branches else None, branching=("peagle",))
     answers = SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True)
-    # float32 is exactly comparable
-    workload = PromptWorkload(pair, load_sets(["bundled"], COMPARED), answers, "float32")
-    pair.check(K)
+    comparable = EngineConfig(dtype="float32")  # exactly
+    workload = PromptWorkload(pair, load_sets(["bundled"], COMPARED), answers, comparable)
+    pair.examine()
     use_threads(threads)
     console = Console(highlight=False)
     _show_answers(console, workload)

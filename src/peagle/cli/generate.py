@@ -8,17 +8,16 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import Field
 
-from peagle.cli.groups import fields
+from peagle.cli.groups import Flags, fields, from_flags
 from peagle.cli.loading import as_chats, choose_speculation, load_llm
 from peagle.cli.options import (
     SAMPLING,
-    Chat,
-    DraftingFlags,
     Hardware,
+    NamedDrafter,
     Target,
     Threads,
-    from_flags,
     use_threads,
 )
 from peagle.config import EngineConfig, SamplingParams, parse_json_option
@@ -42,28 +41,31 @@ HEADING = 60
 Sampling = Annotated[dict[str, Any], fields(SamplingParams, SAMPLING)]
 
 
+class Asked(Flags):
+    """Prompts, where their answers end, and how they are shown."""
+
+    prompt: list[str] = []
+    """A prompt, or - to read one from stdin; repeatable."""
+    prompts: str | None = None
+    """File of prompts: .jsonl, .jsonl.gz or .txt (one per line)."""
+    chat: bool = False
+    """Render each prompt as a user's turn."""
+    stop: list[str] = []
+    """Text to end before; repeatable."""
+    stop_token_id: list[int] = []
+    """Token id to end at; repeatable."""
+    logit_bias: str = "{}"
+    """Token id -> value added to its logit: {"42": -5}."""
+    as_json: bool = Field(False, alias="json")
+    """One JSON object per prompt: tokens and accepted counts."""
+
+
 def generate(
     *,
     target: Target,
-    prompt: Annotated[
-        list[str] | None, typer.Option(help="A prompt, or - to read one from stdin; repeatable.")
-    ] = None,
-    prompts: Annotated[
-        str | None, typer.Option(help="File of prompts: .jsonl, .jsonl.gz or .txt (one per line).")
-    ] = None,
-    chat: Chat = False,
-    drafting: DraftingFlags,
+    asked: Asked,
+    drafting: NamedDrafter,
     sampling: Sampling,
-    stop: Annotated[list[str] | None, typer.Option(help="Text to end before; repeatable.")] = None,
-    stop_token_id: Annotated[
-        list[int] | None, typer.Option(help="Token id to end at; repeatable.")
-    ] = None,
-    logit_bias: Annotated[
-        str | None, typer.Option(help='Token id -> value added to its logit: {"42": -5}.')
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per prompt: tokens and accepted counts.")
-    ] = False,
     hardware: Hardware,
     threads: Threads = None,
 ) -> None:
@@ -75,9 +77,9 @@ def generate(
     with from_flags(stop_token_ids="--stop-token-id"):
         params = SamplingParams(
             **sampling,
-            stop=tuple(stop or ()),
-            stop_token_ids=tuple(stop_token_id or ()),
-            logit_bias=parse_json_option("--logit-bias", logit_bias or "{}", '{"42": -100}'),
+            stop=tuple(asked.stop),
+            stop_token_ids=tuple(asked.stop_token_id),
+            logit_bias=parse_json_option("--logit-bias", asked.logit_bias, '{"42": -100}'),
         )
     filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
     if params.temperature == 0 and filtered:
@@ -85,30 +87,30 @@ def generate(
             "temperature 0 is greedy, so --top-k, --top-p and --min-p would have no effect; give "
             "--temperature as well"
         )
-    if params.logprobs is not None and not as_json:
+    if params.logprobs is not None and not asked.as_json:
         raise InputError("--logprobs needs --json, which prints them")
-    if as_json and target is not None and target.endswith((".json", ".jsonl")):
+    if asked.as_json and target is not None and target.endswith((".json", ".jsonl")):
         raise InputError(f"--json takes no file here: leave out {target} and redirect stdout to it")
     from peagle.completion import check_finished
 
-    given = _read_prompts(prompt or [], prompts, target)
+    given = _read_prompts(asked, target)
     speculation = choose_speculation(target, drafting)
     use_threads(threads)
-    if chat:
+    if asked.chat:
         given = as_chats(given, target)
     llm = load_llm(target, speculation, EngineConfig(**hardware))
-    write = _write_json if as_json else _write_text
+    write = _write_json if asked.as_json else _write_text
     check_finished(write(llm, given, params))
 
 
-def _read_prompts(texts: Sequence[str], file: str | None, target: str | None) -> "list[Prompt]":
+def _read_prompts(asked: Asked, target: str | None) -> "list[Prompt]":
     from peagle.bench.prompts import Prompt, load_prompts
 
-    if not texts and file is None:
+    if not asked.prompt and asked.prompts is None:
         taken = f"; {target} is the target" if target else ""
         raise InputError(f"no prompt: give --prompt TEXT, --prompt - or --prompts FILE{taken}")
-    prompts = [Prompt(_read_stdin() if text == STDIN else text) for text in texts]
-    return prompts + (load_prompts(file) if file is not None else [])
+    prompts = [Prompt(_read_stdin() if text == STDIN else text) for text in asked.prompt]
+    return prompts + (load_prompts(asked.prompts) if asked.prompts is not None else [])
 
 
 def _read_stdin() -> str:

@@ -1,19 +1,41 @@
 """Groups of options: one parameter of a command that several flags make."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from types import NoneType
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
+from pydantic import ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from peagle.config import Config
+from peagle.errors import ConfigError, InputError
 
 Result = TypeVar("Result")
+Part = TypeVar("Part")
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Help = str | tuple[str, str]
 """What an option does, and perhaps what is shown as its default."""
+SHOWN = " Default: "
+"""In a help: what follows is shown as the default."""
+
+
+class Flags(Config):
+    """Options of a command as a configuration: each field is one, and its doc the option's help."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+def _distinct(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    parts = [part.strip() for part in given.split(",")] if isinstance(given, str) else given
+    return tuple(dict.fromkeys(check(parts)))
+
+
+Several = Annotated[tuple[Part, ...], WrapValidator(_distinct)]
+"""Distinct values in one option, with commas between them."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +56,13 @@ def fields(config: type[Config], helps: Mapping[str, Help], **defaults: Any) -> 
 
     Types and limits are the configuration's, and its defaults but for a command's own.
     """
-    return Group(_given, tuple(_field(config, *each, defaults) for each in helps.items()))
+    return Group(_given, _options(config, helps, defaults))
+
+
+def _options(
+    config: type[Config], helps: Mapping[str, Help], defaults: Mapping[str, Any]
+) -> tuple[Parameter, ...]:
+    return tuple(_field(config, *each, defaults) for each in helps.items())
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -44,8 +72,13 @@ def _given(**values: Any) -> dict[str, Any]:
 
 def _field(config: type[Config], name: str, told: Help, defaults: Mapping[str, Any]) -> Parameter:
     field = config.model_fields[name]
-    default = defaults.get(name, field.default)
+    default = defaults.get(name, Parameter.empty if field.is_required() else field.default)
+    if isinstance(default, tuple):
+        default = ",".join(map(str, default))
+    if default in ("", "{}", "[]", []):  # nothing that is worth showing
+        default = None
     text, shown = (told, True) if isinstance(told, str) else told
+    name = field.alias or name
     flag = flag_name(name)
     names = f"{flag}/--no-{flag[2:]}" if default is True else flag
     option = typer.Option(names, help=text, show_default=shown)
@@ -53,9 +86,13 @@ def _field(config: type[Config], name: str, told: Help, defaults: Mapping[str, A
 
 
 def _without_limits(annotation: Any) -> Any:
-    """A field's type as typer reads it: the configuration checks limits."""
+    """A field's type as typer reads it: the configuration checks limits, and parts text."""
+    if get_origin(annotation) is Annotated:
+        return _without_limits(get_args(annotation)[0])
+    if get_origin(annotation) is tuple:
+        return str
     first, *others = get_args(annotation) or [annotation]
-    return get_args(first)[0] | None if others == [NoneType] and get_args(first) else annotation
+    return _without_limits(first) | None if others == [NoneType] else annotation
 
 
 def _keyword(name: str, annotation: Any, default: Any = Parameter.empty) -> Parameter:
@@ -65,6 +102,23 @@ def _keyword(name: str, annotation: Any, default: Any = Parameter.empty) -> Para
 def flag_name(parameter: str) -> str:
     """The flag of a command's parameter."""
     return "--" + parameter.replace("_", "-")
+
+
+@contextmanager
+def from_flags(**renamed: str) -> Iterator[None]:
+    """Let errors of a configuration made in the block name its flags.
+
+    renamed: the flags whose names are not those of their keys.
+    """
+
+    def flag(key: str) -> str:
+        field = key.partition(".")[0]
+        return renamed.get(field, flag_name(field))
+
+    try:
+        yield
+    except ConfigError as error:
+        raise InputError(error.told(flag)) from None
 
 
 def flattened(command: Callable[..., Result]) -> Callable[..., Result]:
@@ -78,9 +132,10 @@ def flattened(command: Callable[..., Result]) -> Callable[..., Result]:
 
     @wraps(command)
     def flat(**values: Any) -> Result:
-        for name, found in groups.items():
+        for name, found in reversed(groups.items()):  # first the flags that lack their values
             own = {option.name: values.pop(option.name) for option in found.options}
-            values[name] = found.make(**own)
+            with from_flags():
+                values[name] = found.make(**own)
         return command(**values)
 
     flat.__annotations__ = {option.name: option.annotation for option in options}
@@ -90,6 +145,20 @@ def flattened(command: Callable[..., Result]) -> Callable[..., Result]:
 
 def _groups(command: Callable[..., Any]) -> Iterator[tuple[str, Group]]:
     for name, parameter in signature(command).parameters.items():
-        for metadata in get_args(parameter.annotation)[1:]:
+        kind = parameter.annotation
+        if isinstance(kind, type) and issubclass(kind, Flags):
+            yield name, Group(partial(_made, kind), _options(kind, _told(kind), {}))
+        for metadata in get_args(kind)[1:]:
             if isinstance(metadata, Group):
                 yield name, metadata
+
+
+def _made(kind: type[Flags], **values: Any) -> Flags:
+    return kind(**_given(**values))
+
+
+def _told(kind: type[Flags]) -> dict[str, Help]:
+    """What the docs of fields say, and perhaps what is shown as their default."""
+    docs = {name: str(field.description) for name, field in kind.model_fields.items()}
+    parted = {name: " ".join(doc.split()).partition(SHOWN) for name, doc in docs.items()}
+    return {name: (text, shown) if shown else text for name, (text, _, shown) in parted.items()}

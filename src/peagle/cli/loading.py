@@ -52,7 +52,8 @@ def named_pair(target: str | None, drafting: NamedDrafter) -> tuple[str | None, 
         told = "is a drafter, and names no target; give the target, and this as --drafter"
         raise InputError(f"{target} {told}") from None
     if drafting.speculative_config is None:
-        return named, NamedDrafter(one_of(target, drafting.drafter, "drafter"), drafting.k)
+        drafter = one_of(target, drafting.drafter, "drafter")
+        return named, NamedDrafter(drafter=drafter, k=drafting.k)
     values = speculative_values(drafting.speculative_config) | {"model": target}
     return named, NamedDrafter(speculative_config=json.dumps(values))
 

@@ -42,15 +42,7 @@ class Benchmark:
     caption: str = ""
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """Where a measurement goes beside the terminal."""
-
-    json: Path | None
-    report: "Report | None"
-
-
-def measure_cases(benchmark: Benchmark, outputs: Outputs) -> None:
+def measure_cases(benchmark: Benchmark, json: Path | None, report: "Report | None") -> None:
     """Measure, print the table, write the result after every run and the report at the end.
 
     What was measured is kept whatever happens then. Raises `InputError` for what failed.
@@ -60,9 +52,10 @@ def measure_cases(benchmark: Benchmark, outputs: Outputs) -> None:
 
     results = Results(benchmark.cases, benchmark.comparable)
     with ExitStack() as files:
-        if outputs.report is not None:
-            files.enter_context(outputs.report.directory())
-        kept = Kept(benchmark, results, outputs, files.enter_context(result_file(outputs.json)))
+        if report is not None:
+            files.enter_context(report.directory())
+        write = files.enter_context(result_file(json))
+        kept = Kept(benchmark, results, json, report, write)
         try:
             _follow(benchmark, kept)
         finally:
@@ -76,7 +69,8 @@ class Kept:
 
     benchmark: Benchmark
     results: "Results"
-    outputs: Outputs
+    json: Path | None
+    report: "Report | None"
     write: Callable[[Any], None]
     notes: list[str] = field(default_factory=list)
     """What a reader of the figures must know."""
@@ -95,10 +89,10 @@ class Kept:
 
         self.results.add(run)
         typer.echo(run_line(run, turn), err=True)
-        if self.outputs.json is None or self.unwritten is not None:
+        if self.json is None or self.unwritten is not None:
             return
         try:
-            with writing(self.outputs.json, "the table holds what was measured"):
+            with writing(self.json, "the table holds what was measured"):
                 self.write(self.as_json())
         except InputError as error:
             self.unwritten = error
@@ -124,15 +118,15 @@ class Kept:
         runs = self.results.medians()
         if not runs:
             return
-        console = Console(stderr=self.outputs.json == STDOUT, highlight=False)
+        console = Console(stderr=self.json == STDOUT, highlight=False)
         show_runs(console, runs)
         if self.benchmark.caption:
             console.print(self.benchmark.caption)
-        if self.outputs.report is not None:
-            with writing(self.outputs.report.place, "the table holds what was measured"):
+        if self.report is not None:
+            with writing(self.report.place, "the table holds what was measured"):
                 about = self.benchmark.environment
-                self.outputs.report.write(about, runs, self.notes, self.failures)
-            console.print(f"The report: {self.outputs.report.page}", soft_wrap=True)
+                self.report.write(about, runs, self.notes, self.failures)
+            console.print(f"The report: {self.report.page}", soft_wrap=True)
 
     def complain(self) -> None:
         """Raise `InputError` for what went wrong."""

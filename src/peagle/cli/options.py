@@ -1,16 +1,14 @@
 """Options that several commands share, each named and explained once."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import typer
+from pydantic import model_validator
 
-from peagle.cli.groups import Help, fields, flag_name, group
+from peagle.cli.groups import Flags, Help, fields, group
 from peagle.config import EngineConfig
-from peagle.errors import ConfigError, InputError
+from peagle.errors import InputError
 
 SAMPLING: dict[str, Help] = {
     "max_tokens": "Most output tokens.",
@@ -60,15 +58,6 @@ TargetArgument = Annotated[
     typer.Argument(help="Target model: directory or hub id.", show_default="the bundled one"),
 ]
 TargetFlag = Annotated[str | None, typer.Option("--target", help="The target, as a flag.")]
-Drafter = Annotated[
-    str | None,
-    typer.Option(
-        help="Drafter: directory or hub id.", show_default="only the bundled target has one"
-    ),
-]
-K = Annotated[
-    int | None, typer.Option("--k", help="Tokens to draft per cycle.", show_default="as trained")
-]
 SpeculativeJSON = Annotated[
     str | None, typer.Option(help="vLLM's JSON, in place of --drafter and --k.")
 ]
@@ -80,7 +69,6 @@ Peagle = Annotated[
     str | None,
     typer.Option(help="P-EAGLE drafter: directory or hub id.", show_default="the bundled one"),
 ]
-Chat = Annotated[bool, typer.Option("--chat", help="Render each prompt as a user's turn.")]
 Hardware = Annotated[dict[str, Any], fields(EngineConfig, HARDWARE)]
 Threads = Annotated[
     int | None,
@@ -105,20 +93,21 @@ def _target(target: TargetArgument = None, target_flag: TargetFlag = None) -> st
 Target = Annotated[str | None, group(_target)]
 
 
-@dataclass(frozen=True)
-class NamedDrafter:
+class NamedDrafter(Flags):
     """A drafter and its K as the flags name them: in vLLM's JSON, or one by one."""
 
-    drafter: Drafter = None
-    k: K = None
-    speculative_config: SpeculativeJSON = None
+    drafter: str | None = None
+    """Drafter: directory or hub id. Default: only the bundled target has one"""
+    k: int | None = None
+    """Tokens to draft per cycle. Default: as trained"""
+    speculative_config: str | None = None
+    """vLLM's JSON, in place of --drafter and --k."""
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
         if self.speculative_config is not None and (self.drafter, self.k) != (None, None):
             raise InputError(BOTH_FORMS)
-
-
-DraftingFlags = Annotated[NamedDrafter, group(NamedDrafter)]
+        return self
 
 
 def use_threads(threads: int | None) -> None:
@@ -137,20 +126,3 @@ def use_threads(threads: int | None) -> None:
     else:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
-
-
-@contextmanager
-def from_flags(**renamed: str) -> Iterator[None]:
-    """Let errors of a configuration made in the block name its flags.
-
-    renamed: the flags whose names are not those of their keys.
-    """
-
-    def flag(key: str) -> str:
-        field = key.partition(".")[0]
-        return renamed.get(field, flag_name(field))
-
-    try:
-        yield
-    except ConfigError as error:
-        raise InputError(error.told(flag)) from None

@@ -7,30 +7,31 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
+from pydantic import model_validator
 from rich.console import Console
 
-from peagle.cli.groups import fields
+from peagle.cli.groups import Flags, fields, from_flags
 from peagle.cli.interrupts import at_once
 from peagle.cli.loading import choose_speculation, open_async_llm
 from peagle.cli.options import (
     SAMPLING,
     SIZES,
-    DraftingFlags,
     Hardware,
     NamedDrafter,
     TargetFlag,
     Threads,
-    from_flags,
     use_threads,
 )
 from peagle.cli.progress import run_bar
 from peagle.config import (
     ChatConfig,
     EngineConfig,
+    PositiveInt,
     SamplingParams,
     SpeculativeConfig,
     parse_json_option,
@@ -60,6 +61,41 @@ Sampling = Annotated[dict[str, Any], fields(SamplingParams, SAMPLED, max_tokens=
 Length = Annotated[dict[str, Any], fields(EngineConfig, {"max_model_len": SIZES["max_model_len"]})]
 
 
+class Answering(Flags):
+    """What is answered, by whom, and where the answers go."""
+
+    output: Path
+    """JSONL file; an existing one gets the answers it lacks."""
+    chat_template_kwargs: str = "{}"
+    """JSON object of the chat template's variables."""
+    concurrency: PositiveInt | None = None
+    """Conversations in flight. Default: as many as memory allows; 32 at an endpoint"""
+    self_prompted: PositiveInt | None = None
+    """Answer so many questions that the target writes itself."""
+    keep_cut: bool = False
+    """Keep first answers that a limit cuts, as token ids."""
+    limit: int | None = None
+    """Use only this many conversations, the first ones. Default: all of them"""
+    endpoint: str | None = None
+    """OpenAI-compatible URL to ask instead of a target; key from OPENAI_API_KEY."""
+    model: str | None = None
+    """Model name at the endpoint."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if (self.endpoint is None) != (self.model is None):
+            raise InputError("--endpoint and --model go together")
+        if self.endpoint is not None and self.keep_cut:
+            raise InputError("an endpoint gives no token ids to keep; leave out --keep-cut")
+        return self
+
+    @functools.cached_property
+    def variables(self) -> Any:
+        """The chat template's variables."""
+        given, example = self.chat_template_kwargs, '{"enable_thinking": false}'
+        return parse_json_option("--chat-template-kwargs", given, example)
+
+
 def regenerate(
     *,
     target: Annotated[
@@ -74,44 +110,12 @@ def regenerate(
         typer.Argument(help="Conversations: JSONL files, or hf:ID_OR_PATH[:SPLIT] for datasets."),
     ] = None,
     target_flag: TargetFlag = None,
-    output: Annotated[
-        Path,
-        typer.Option(help="JSONL file; an existing one gets the answers it lacks."),
-    ],
-    drafting: DraftingFlags,
+    work: Answering,
+    drafting: NamedDrafter,
     sampling: Sampling,
-    chat_template_kwargs: Annotated[
-        str | None, typer.Option(help="JSON object of the chat template's variables.")
-    ] = None,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(
-            help="Conversations in flight.",
-            show_default="as many as memory allows; 32 at an endpoint",
-        ),
-    ] = None,
-    self_prompted: Annotated[
-        int | None,
-        typer.Option(help="Answer so many questions that the target writes itself.", min=1),
-    ] = None,
-    keep_cut: Annotated[
-        bool,
-        typer.Option("--keep-cut", help="Keep first answers that a limit cuts, as token ids."),
-    ] = False,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            help="Use only this many conversations, the first ones.", show_default="all of them"
-        ),
-    ] = None,
     length: Length,
     hardware: Hardware,
     threads: Threads = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(help=f"OpenAI-compatible URL to ask instead of a target; key from {KEY}."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Model name at the endpoint.")] = None,
 ) -> None:
     """Write the target's own answer to every question.
 
@@ -122,61 +126,66 @@ def regenerate(
     from peagle.regenerate.run import read_conversations
     from peagle.regenerate.run import regenerate as answer
 
-    named = {"default_chat_template_kwargs": "--chat-template-kwargs"}
-    with from_flags(max_num_seqs="--concurrency", **named):
+    variables = work.variables
+    with from_flags(default_chat_template_kwargs="--chat-template-kwargs"):
         params = SamplingParams(**sampling)
-        config = EngineConfig(**length, **hardware, max_num_seqs=concurrency)
-        chat = ChatConfig(default_chat_template_kwargs=_variables(chat_template_kwargs))
-    _check_endpoint(endpoint, model, target_flag, drafting, keep_cut)
+        config = EngineConfig(**length, **hardware, max_num_seqs=work.concurrency)
+        ChatConfig(default_chat_template_kwargs=variables)
+    if work.endpoint is not None and (target_flag is not None or drafting != NamedDrafter()):
+        raise InputError("--endpoint has its own models; leave out --target and --drafter")
     words = [word for word in (target, *(sources or [])) if word is not None]
-    place, given = _target_and_sources(words, target_flag, endpoint, self_prompted is not None)
+    place, given = _target_and_sources(words, target_flag, work)
     speculation = choose_speculation(place, drafting) if place else None
-    if self_prompted is None:
-        conversations = read_conversations(given, limit)
+    if work.self_prompted is None:
+        conversations = read_conversations(given, work.limit)
     use_threads(threads)
-    variables = chat.default_chat_template_kwargs
-    by = _answered_by(model or str(Path(place)), params, variables, keep_cut)
+    by = _answered_by(work.model or str(Path(place)), params, variables, work.keep_cut)
     with (
         _engine_of(place, speculation, config) as engine,
-        open_output(output, by, with_ids=endpoint is None) as file,
+        open_output(work.output, by, with_ids=work.endpoint is None) as file,
     ):
-        if self_prompted is not None:
-            questions = output.with_suffix(".questions.jsonl")
-            _write_questions(questions, place, self_prompted, engine, params.seed or 0, variables)
-            conversations = read_conversations([str(questions)], limit or self_prompted)
+        if work.self_prompted is not None:
+            questions = work.output.with_suffix(".questions.jsonl")
+            _write_questions(
+                questions, place, work.self_prompted, engine, params.seed or 0, variables
+            )
+            conversations = read_conversations([str(questions)], work.limit or work.self_prompted)
         waiting = {asked: one for asked, one in conversations.items() if asked not in file.done}
         tally = Tally(len(conversations) - len(waiting), len(file.done - conversations.keys()))
 
         async def run(answerer: "Answerer", in_flight: int) -> None:
             with _progress(tally, len(conversations)) as show:
-                await answer(waiting, answerer, params, file, in_flight, show, keep_cut)
+                await answer(waiting, answerer, params, file, in_flight, show, work.keep_cut)
 
         try:
-            if endpoint is not None and model is not None:
-                _ask_endpoint(run, endpoint, model, concurrency or ENDPOINT_CONCURRENCY, variables)
+            if work.endpoint is not None:
+                _ask_endpoint(run, work)
             elif waiting:
                 _ask_engine(run, waiting.values(), engine(), config, variables)
         except KeyboardInterrupt:
-            kept = tally.before + tally.finished
-            typer.echo(
-                f"{output} has {kept} of {len(conversations)}; the same command continues", err=True
-            )
+            told = f"{work.output} has {tally.before + tally.finished} of {len(conversations)}"
+            typer.echo(f"{told}; the same command continues", err=True)
             raise
     if tally.skipped and not tally.before and not tally.finished:
         raise InputError(f"no conversation was answered: {tally.problem}")
     typer.echo(tally)
 
 
+@dataclass
 class Tally:
     """What a run has done so far, and how fast."""
 
-    def __init__(self, before: int, others: int) -> None:
-        self.before, self.others = before, others
-        """Conversations that an earlier run finished, and those in the file but not in the data."""
-        self.finished = self.tokens = self.shortened = self.skipped = self.cut = 0
-        self.problem: str | None = None
-        """Why the first conversation that ends early does so."""
-        self._start = time.perf_counter()
+    before: int
+    others: int
+    """Conversations that an earlier run finished, and those in the file but not in the data."""
+    finished: int = 0
+    tokens: int = 0
+    shortened: int = 0
+    skipped: int = 0
+    cut: int = 0
+    problem: str | None = None
+    """Why the first conversation that ends early does so."""
+    _start: float = field(default_factory=time.perf_counter)
 
     def start(self) -> None:
         """Measure speed from now on."""
@@ -234,32 +243,17 @@ class Survey:
         )
 
 
-def _check_endpoint(
-    endpoint: str | None,
-    model: str | None,
-    target: str | None,
-    drafting: NamedDrafter,
-    keep_cut: bool,
-) -> None:
-    if (endpoint is None) != (model is None):
-        raise InputError("--endpoint and --model go together")
-    if endpoint is not None and (target is not None or drafting != NamedDrafter()):
-        raise InputError("--endpoint has its own models; leave out --target and --drafter")
-    if endpoint is not None and keep_cut:
-        raise InputError("an endpoint gives no token ids to keep; leave out --keep-cut")
-
-
 def _target_and_sources(
-    words: Sequence[str], target: str | None, endpoint: str | None, self_prompted: bool
+    words: Sequence[str], target: str | None, work: Answering
 ) -> tuple[str, Sequence[str]]:
     """The target, empty with an endpoint, and the sources: all words but an unflagged target."""
-    if endpoint is None and target is None:
+    if work.endpoint is None and target is None:
         if not words:
             raise InputError("no target: give TARGET or --target, then the conversations' files")
         target, *words = words
-    if self_prompted and (words or endpoint):
+    if work.self_prompted and (words or work.endpoint):
         raise InputError("--self-prompted writes its own questions, here; leave out files of them")
-    if not words and not self_prompted:
+    if not words and not work.self_prompted:
         named = f"{target} is the target; " if target else ""
         raise InputError(f"{named}name the conversations' files")
     return target or "", words
@@ -276,11 +270,6 @@ def _answered_by(
 
 def _shown(variables: Mapping[str, Any]) -> str:
     return f", {json.dumps(variables, sort_keys=True)}" if variables else ""
-
-
-def _variables(text: str | None) -> Any:
-    """The chat template's variables."""
-    return parse_json_option("--chat-template-kwargs", text or "{}", '{"enable_thinking": false}')
 
 
 def _ask_engine(
@@ -344,15 +333,14 @@ def _in_flight(llm: "AsyncLLM", config: EngineConfig) -> int:
     return config.max_num_seqs or seqs + -(-seqs // 8)
 
 
-def _ask_endpoint(
-    run: "Run", url: str, model: str, connections: int, variables: Mapping[str, Any]
-) -> None:
+def _ask_endpoint(run: "Run", work: Answering) -> None:
     with at_once():
         from peagle.regenerate.endpoint import open_endpoint
 
     async def ask() -> None:
-        key = os.environ.get(KEY)
-        async with open_endpoint(url, model, key, connections, variables) as answerer:
+        url, model, key = str(work.endpoint), str(work.model), os.environ.get(KEY)
+        connections = work.concurrency or ENDPOINT_CONCURRENCY
+        async with open_endpoint(url, model, key, connections, work.variables) as answerer:
             await run(answerer, connections)
 
     asyncio.run(ask())

@@ -1,56 +1,54 @@
-"""The flags of a report."""
+"""The flags of what a measurement writes beside the terminal."""
 
-import math
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Self
 
-import typer
+from pydantic import Field, model_validator
 
+from peagle.cli.groups import Flags, Positive
 from peagle.errors import InputError, lacking
+from peagle.files import STDOUT, refuse_existing
 
 if TYPE_CHECKING:
     from peagle.bench.report.report import Report
 
 
-@dataclass(frozen=True)
-class Reporting:
-    """The flags as given. Raises `InputError` for a price or a rate that cannot be."""
+class Reporting(Flags):
+    """The flags as given."""
 
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a report into this directory: HTML, Markdown, CSV.", show_default="none"
-        ),
-    ] = None
-    price_per_hour: Annotated[
-        float | None,
-        typer.Option(help="What the machine costs an hour, for the report.", show_default="none"),
-    ] = None
-    target_rate: Annotated[
-        float | None,
-        typer.Option(help="Tokens/s that are needed, for the report.", show_default="none"),
-    ] = None
+    report: Path | None = None
+    """Write a report into this directory: HTML, Markdown, CSV."""
+    price_per_hour: Positive | None = None
+    """What the machine costs an hour, for the report."""
+    target_rate: Positive | None = None
+    """Tokens/s that are needed, for the report."""
+    result: Path | None = Field(None, alias="json")
+    """Write the result to this file; - is stdout."""
+    force: bool = False
+    """Replace the files of --json and --report."""
 
-    def __post_init__(self) -> None:
-        given = {"--price-per-hour": self.price_per_hour, "--target-rate": self.target_rate}
-        for flag, value in given.items():
-            if value is not None and not (0.0 < value < math.inf):
-                raise InputError(f"{flag} {value:g}: give a number above 0")
-            if value is not None and self.report is None:
-                raise InputError(f"{flag} is for the report; add --report DIR")
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        for name in ("price_per_hour", "target_rate"):
+            if self.report is None and getattr(self, name) is not None:
+                raise InputError(f"--{name.replace('_', '-')} is for the report; add --report DIR")
+        if str(self.result).startswith("--"):  # the flag that follows it
+            raise InputError("--json needs a FILE, or - for stdout; peagle generate's needs none")
+        return self
 
-    def report_into(self, force: bool) -> "Report | None":
+    def open(self) -> "Report | None":
         """The report, if one is asked for.
 
-        Raises `InputError` for a directory that exists, unless its files may be replaced.
+        Raises `InputError` for what exists, unless its files may be replaced.
         """
+        if self.result is not None and self.result != STDOUT:
+            refuse_existing(self.result, self.force)
         if self.report is None:
             return None
         place = self.report.expanduser()
-        if place.exists() and not force:
+        if place.exists() and not self.force:
             raise InputError(f"{place} exists; give another name, or --force to replace its files")
         try:
             import matplotlib  # noqa: F401 (a long run learns now that it cannot draw)

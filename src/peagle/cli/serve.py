@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from peagle.cli.groups import Help, fields
+from peagle.cli.groups import Flags, Help, fields, from_flags
 from peagle.cli.loading import choose_speculation, named_pair, open_async_llm
 from peagle.cli.options import (
     SIZES,
-    DraftingFlags,
     Hardware,
     NamedDrafter,
     Target,
     Threads,
-    from_flags,
     use_threads,
 )
 from peagle.cli.vllm_command import Command, read_command
@@ -102,38 +100,34 @@ def _switches(options: Sequence[Any]) -> set[str]:
     return {option.opts[0] for option in options if option.secondary_opts}
 
 
+class Listening(Flags):
+    """Where the server is, what it is called there, who may ask it, and how chats are read."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+    served_model_name: list[str] = []
+    """Model names in the API. Default: the target as given"""
+    api_key: list[str] = []
+    """Keys that open the API, any of them. Or set PEAGLE_API_KEY."""
+    allowed_origins: str = "[]"
+    """JSON list of web origins that may call the API. Default: its own"""
+    revision: str | None = None
+    """The hub's branch, tag or commit of the target."""
+    chat_template: str | None = None
+    """Jinja file of the chat template. Default: the tokenizer's own"""
+    default_chat_template_kwargs: str = "{}"
+    """JSON object of the chat template's variables."""
+
+
 def serve(
     context: typer.Context,
     *,
     target: Target = None,
-    drafting: DraftingFlags,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
-    served_model_name: Annotated[
-        list[str] | None,
-        typer.Option(help="Model names in the API.", show_default="the target as given"),
-    ] = None,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Keys that open the API, any of them. Or set {KEY}."),
-    ] = None,
-    allowed_origins: Annotated[
-        str | None,
-        typer.Option(
-            help="JSON list of web origins that may call the API.", show_default="its own"
-        ),
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="The hub's branch, tag or commit of the target.")
-    ] = None,
+    drafting: NamedDrafter,
+    listening: Listening,
     sizes: Sizes,
-    chat_template: Annotated[
-        str | None,
-        typer.Option(help="Jinja file of the chat template.", show_default="the tokenizer's own"),
-    ] = None,
-    default_chat_template_kwargs: Annotated[
-        str | None, typer.Option(help="JSON object of the chat template's variables.")
-    ] = None,
     readers: Readers,
     server: Server,
     timeout_keep_alive: Annotated[
@@ -152,25 +146,25 @@ def serve(
     By default the bundled pair. The page at / shows which tokens the drafter wrote.
     """
     command: Command = context.obj
-    secret = None if api_key else _key_of(os.environ)
+    secret = None if listening.api_key else _key_of(os.environ)
     if engine == "vllm":
         _start_vllm(target, drafting, command, secret)
         return None
     with from_flags(model_names="--served-model-name", api_keys="--api-key"):
         settings = ServerSettings(
-            model_names=tuple(served_model_name or [target or BUNDLED_NAME]),
-            api_keys=tuple(api_key or ()) if secret is None else (secret,),
+            model_names=tuple(listening.served_model_name or [target or BUNDLED_NAME]),
+            api_keys=tuple(listening.api_key) if secret is None else (secret,),
             allowed_origins=parse_json_option(
-                "--allowed-origins", allowed_origins or "[]", '["https://chat.example"]'
+                "--allowed-origins", listening.allowed_origins, '["https://chat.example"]'
             ),
             timeout_keep_alive=timeout_keep_alive,
             **server,
         )
         chat = ChatConfig(
-            chat_template=_read_template(chat_template),
+            chat_template=_read_template(listening.chat_template),
             default_chat_template_kwargs=parse_json_option(
                 "--default-chat-template-kwargs",
-                default_chat_template_kwargs or "{}",
+                listening.default_chat_template_kwargs,
                 '{"enable_thinking": false}',
             ),
             **readers,
@@ -181,10 +175,12 @@ def serve(
     run.set_up_log(settings.log_format)
     for line in command.said:
         log.warning(line)
-    place, speculation = _pair(target, revision, drafting)
+    place, speculation = _pair(target, listening.revision, drafting)
     use_threads(threads)
     run.end_on_sigterm()
-    with run.bind(host, port) as listener:  # a taken port is told before minutes of loading
+    with run.bind(
+        listening.host, listening.port
+    ) as listener:  # a taken port is told before minutes of loading
         llm = open_async_llm(place, speculation, config, chat)
         told = _announcement(llm, settings.model_names[0], place, speculation, config)
         return run.serve(llm, settings, listener, told if settings.log_format == "text" else None)

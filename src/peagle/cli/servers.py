@@ -1,12 +1,12 @@
 """The flags of `peagle bench --url`: servers in place of models."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Self
 
-import typer
+from pydantic import model_validator
 
+from peagle.cli.groups import Flags, Positive, Several
 from peagle.cli.measurement import Benchmark
 from peagle.config import SamplingParams
 from peagle.errors import InputError
@@ -16,29 +16,21 @@ if TYPE_CHECKING:
     from peagle.bench.prompts import Prompt
 
 
-@dataclass(frozen=True)
-class Servers:
+class Servers(Flags):
     """The flags as given."""
 
-    url: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Measure a running server of OpenAI's API, URL or NAME=URL; repeatable.",
-            show_default="none: an engine in this process",
-        ),
-    ] = None
-    request_rate: Annotated[
-        str | None,
-        typer.Option(
-            help="With --url: requests a second at random times, one or several: 2,8.",
-            show_default="--concurrency requests in flight",
-        ),
-    ] = None
+    url: list[str] = []
+    """Measure a running server of OpenAI's API, URL or NAME=URL; repeatable. Default: none: an
+    engine in this process"""
+    request_rate: Several[Positive] = ()
+    """With --url: requests a second at random times, one or several: 2,8. Default: --concurrency
+    requests in flight"""
 
-    def refuse_alone(self) -> None:
-        """Raise `InputError` for what only a server has."""
-        if self.request_rate is not None:
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.request_rate and not self.url:
             raise InputError("--request-rate needs --url")
+        return self
 
     def benchmark(
         self,
@@ -56,9 +48,8 @@ class Servers:
         if tuple(grid.draft_lengths) != ("fixed",):
             raise InputError("a server chooses its own draft length; leave out --draft-length")
         named = self._named()
-        rates = _rates(self.request_rate) if self.request_rate else []
         servers = find_servers(list(named.items()), model)
-        cases = grid.servers(list(named), rates)
+        cases = grid.servers(list(named), self.request_rate)
         asked = {
             case: [(one, sampled(sampling, case, n, one)) for n, one in enumerate(sets[case.data])]
             for case in cases
@@ -76,7 +67,7 @@ class Servers:
     def _named(self) -> dict[str, str]:
         """URLs by the names of their servers: those given, else the URL's host and port."""
         named: dict[str, str] = {}
-        for given in self.url or ():
+        for given in self.url:
             name, found, url = given.partition("=")
             if not found or "/" in name:
                 name, url = given.partition("://")[2].rstrip("/").removesuffix("/v1"), given
@@ -84,13 +75,3 @@ class Servers:
                 raise InputError(f"--url {given}: two servers are called {name}; give NAME=URL")
             named[name or given] = url
         return named
-
-
-def _rates(text: str) -> list[float]:
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"--request-rate {text}: give numbers, such as 2,8") from None
-    if not all(0.0 < rate < float("inf") for rate in found):
-        raise InputError(f"--request-rate {text}: every number must be above 0")
-    return list(dict.fromkeys(found))

@@ -1,13 +1,13 @@
 """The flags of `peagle bench --shape`: a published size with random weights."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Self
 
-import typer
+from pydantic import model_validator
 
-from peagle.config import SamplingParams
+from peagle.cli.groups import Flags
+from peagle.config import EngineConfig, SamplingParams
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,43 +16,30 @@ if TYPE_CHECKING:
     from peagle.drafters.model import DrafterConfig
 
 
-@dataclass(frozen=True)
-class Synthetic:
+class Synthetic(Flags):
     """The flags as given; without a shape all others must be left out."""
 
-    shape: Annotated[
-        str | None,
-        typer.Option(help="Run a published size, not a model: qwen3-8b, ...", show_default="none"),
-    ] = None
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Required by --shape: its weights are random.")
-    ] = False
-    synthetic_acceptance: Annotated[
-        float | None,
-        typer.Option(help="Acceptance length to simulate with --shape.", show_default="none"),
-    ] = None
-    prompt_tokens: Annotated[int, typer.Option(help="Prompt length with --shape.")] = 256
-    routing: Annotated[
-        str | None,
-        typer.Option(
-            help="How alike rows choose experts with --shape: independent, half.",
-            show_default="the shape's",
-        ),
-    ] = None
+    shape: str | None = None
+    """Run a published size, not a model: qwen3-8b, ..."""
+    random_weights: bool = False
+    """Required by --shape: its weights are random."""
+    synthetic_acceptance: float | None = None
+    """Acceptance length to simulate with --shape."""
+    prompt_tokens: int = 256
+    """Prompt length with --shape."""
+    routing: str | None = None
+    """How alike rows choose experts with --shape: independent, half. Default: the shape's"""
+    checkpoint: Path | None = None
+    """Read the target of --shape from this directory. Default: it is made"""
 
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            help="Read the target of --shape from this directory.", show_default="it is made"
-        ),
-    ] = None
-
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
         given = self.synthetic_acceptance, self.routing, self.checkpoint
         if self.shape is None and (self.random_weights or given != (None, None, None)):
             raise InputError(
                 "--random-weights, --synthetic-acceptance, --routing and --checkpoint need --shape"
             )
+        return self
 
     def drafters(self, methods: Sequence[str]) -> "dict[str, DrafterConfig]":
         """The drafters of the shape. Raises `InputError` for an unknown one."""
@@ -69,7 +56,7 @@ class Synthetic:
         }
 
     def workload(
-        self, cases: "Sequence[Case]", params: SamplingParams, hardware: Mapping[str, Any]
+        self, cases: "Sequence[Case]", params: SamplingParams, engine: EngineConfig
     ) -> "SyntheticWorkload":
         """What all cases share. Raises `InputError` for a size that does not fit the memory."""
         from peagle.bench.synthetic import SyntheticWorkload
@@ -77,14 +64,14 @@ class Synthetic:
         acceptance = self._acceptance(cases)
         if any(case.temperature for case in cases):
             raise InputError("--shape runs greedy: of random weights only the times mean anything")
-        sizes = self.prompt_tokens, params.max_tokens
         workload = SyntheticWorkload(
             self.shape or "",
             acceptance,
-            *sizes,
-            routing=self.routing,
-            checkpoint=self.checkpoint,
-            **hardware,
+            self.prompt_tokens,
+            params.max_tokens,
+            engine,
+            self.routing,
+            self.checkpoint,
         )
         workload.require_room({case.method for case in cases})
         return workload
