@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import model_validator
 
-from peagle.cli.groups import Flags, Several
+from peagle.cli.groups import Several
 from peagle.cli.loading import read_speculation
-from peagle.cli.options import BOTH_FORMS
+from peagle.cli.options import BOTH_FORMS, BothDrafters
 from peagle.config import PositiveInt, SpeculativeConfig
 from peagle.errors import InputError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from peagle.drafters.model import DrafterConfig
 
 
-class Compared(Flags):
+class Compared(BothDrafters):
     """The choice as the flags give it. Raises `InputError` where they contradict one another."""
 
     drafter: str | None = None
@@ -28,10 +28,6 @@ class Compared(Flags):
     """Drafts per cycle, one or several: 3,5,7. Default: as trained"""
     speculative_config: str | None = None
     """vLLM's JSON, in place of --drafter and --k."""
-    eagle3: str | None = None
-    """EAGLE-3 drafter: directory or hub id. Default: the bundled one"""
-    peagle: str | None = None
-    """P-EAGLE drafter: directory or hub id. Default: the bundled one"""
     methods: Several[str] | None = None
     """Methods to run: any of none, ngram, eagle3, peagle, mtp; peagle+ngram does both. Default:
     none, and those with a drafter"""
@@ -75,7 +71,7 @@ class Compared(Flags):
         from peagle.bench.pair import METHODS, choose_pair, method_of
         from peagle.drafters.kind import kind_asked
 
-        one, drafters = self._one, {"eagle3": self.eagle3, "peagle": self.peagle}
+        one, drafters = self._one, self.model_dump(include={"eagle3", "peagle"})
         if one is None:
             usual = [by for by in METHODS if target is None or drafters.get(by, "") is not None]
             methods = self.run(usual)

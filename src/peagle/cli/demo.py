@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from peagle.cli.options import Eagle3, Peagle, Target, Threads, use_threads
+from peagle.cli.options import BothDrafters, Target, Threads, use_threads
 from peagle.cli.progress import progress_bar
 from peagle.cli.tables import print_table
 from peagle.errors import InputError
@@ -48,9 +48,7 @@ MODEL = (
 )
 
 
-def demo(
-    target: Target = None, eagle3: Eagle3 = None, peagle: Peagle = None, threads: Threads = None
-) -> None:
+def demo(*, target: Target, drafters: BothDrafters, threads: Threads = None) -> None:
     """Watch a model write with a drafter's help.
 
     Then see what that help is worth. Takes under a minute on two CPU cores, without a network.
@@ -60,8 +58,8 @@ def demo(
     from peagle.bench.workload import PromptWorkload
     from peagle.config import EngineConfig, SamplingParams
 
-    pair = choose_pair(METHODS, target, {"eagle3": eagle3, "peagle": peagle})
-    branches = target is None and peagle is None
+    pair = choose_pair(METHODS, target, drafters.model_dump())
+    branches = target is None and drafters.peagle is None
     # each as it is fastest on a CPU: more of EAGLE-3's drafts are right in a tree, and it is slower
     pair = replace(pair, num_tree_nodes=NODES if branches else None, branching=("peagle",))
     answers = SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True)

@@ -61,14 +61,6 @@ TargetFlag = Annotated[str | None, typer.Option("--target", help="The target, as
 SpeculativeJSON = Annotated[
     str | None, typer.Option(help="vLLM's JSON, in place of --drafter and --k.")
 ]
-Eagle3 = Annotated[
-    str | None,
-    typer.Option(help="EAGLE-3 drafter: directory or hub id.", show_default="the bundled one"),
-]
-Peagle = Annotated[
-    str | None,
-    typer.Option(help="P-EAGLE drafter: directory or hub id.", show_default="the bundled one"),
-]
 Hardware = Annotated[dict[str, Any], fields(EngineConfig, HARDWARE)]
 Threads = Annotated[
     int | None,
@@ -91,6 +83,15 @@ def _target(target: TargetArgument = None, target_flag: TargetFlag = None) -> st
 
 
 Target = Annotated[str | None, group(_target)]
+
+
+class BothDrafters(Flags):
+    """A drafter of each kind."""
+
+    eagle3: str | None = None
+    """EAGLE-3 drafter: directory or hub id. Default: the bundled one"""
+    peagle: str | None = None
+    """P-EAGLE drafter: directory or hub id. Default: the bundled one"""
 
 
 class NamedDrafter(Flags):

@@ -3,11 +3,11 @@
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from peagle.cli.groups import Flags
 from peagle.cli.training_log import Entry, Tracker, scalars
 from peagle.errors import InputError, lacking
 
@@ -18,13 +18,13 @@ RUN_ID = "wandb-id"
 """File with the run's id at Weights & Biases, so that it can be continued."""
 
 
-@dataclass(frozen=True)
-class Tracking:
+class Tracking(Flags):
     """The trackers that a run reports to."""
 
     tensorboard: bool = False
+    """Also write event files for TensorBoard."""
     wandb: str | None = None
-    """The project."""
+    """Weights & Biases project to log to."""
 
     def check(self) -> None:
         """Raise `InputError` when a library is missing, before anything is loaded."""

@@ -3,20 +3,22 @@
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import Field
 from rich.console import Console
 
+from peagle.cli.groups import Flags
 from peagle.cli.interrupts import INTERRUPTED
 from peagle.cli.progress import run_bar
+from peagle.cli.trackers import Tracking, need
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
-    from peagle.cli.trackers import Tracking
     from peagle.cli.training_log import TrainingLog
     from peagle.train.estimate import Estimate
     from peagle.train.recipe import Recipe
@@ -28,9 +30,30 @@ Examples:
   peagle train recipe.yaml --dry-run
   peagle train recipe.yaml --target ./target --drafter ./drafter --k 8
   peagle train recipe.yaml learning_rate=3e-4 steps=2000"""
-RECIPES = "the recipe's"
 LONG = 1e6
 """Seconds over which the remaining time is estimated: reports may be minutes apart."""
+
+
+class Overrides(Flags):
+    """Keys of the recipe that have flags."""
+
+    target: str | None = None
+    """Target model: directory or hub id. Default: the recipe's"""
+    lora: str | None = None
+    """LoRA adapter to merge into it. Default: the recipe's"""
+    output: str | None = Field(None, alias="drafter")
+    """Directory to write: output. Default: the recipe's"""
+    num_speculative_tokens: int | None = Field(None, alias="k")
+    """Tokens to train for: num_speculative_tokens. Default: the recipe's"""
+
+    def beside(self, pairs: Sequence[str]) -> list[str]:
+        """All as key=value. Raises `InputError` for a key that is given both ways."""
+        given = {pair.partition("=")[0] for pair in pairs}
+        values = self.model_dump(exclude_none=True)
+        for key in values.keys() & given:
+            raise InputError(f"{key} is given as a flag and as {key}=...; give it once")
+        # as JSON, so that YAML reads text as text
+        return [*pairs, *(f"{key}={json.dumps(value)}" for key, value in values.items())]
 
 
 def train(
@@ -38,31 +61,12 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value pairs that override the recipe's.")
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Target model: directory or hub id.", show_default=RECIPES)
-    ] = None,
-    lora: Annotated[
-        str | None, typer.Option(help="LoRA adapter to merge into it.", show_default=RECIPES)
-    ] = None,
-    drafter: Annotated[
-        str | None, typer.Option(help="Directory to write: output.", show_default=RECIPES)
-    ] = None,
-    k: Annotated[
-        int | None,
-        typer.Option(
-            "--k", help="Tokens to train for: num_speculative_tokens.", show_default=RECIPES
-        ),
-    ] = None,
+    *,
+    flags: Overrides,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what the run would do and need, and exit.")
     ] = False,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard.")
-    ] = False,
-    wandb: Annotated[
-        str | None,
-        typer.Option(help="Weights & Biases project to log to.", show_default="none"),
-    ] = None,
+    tracking: Tracking,
 ) -> None:
     """Train a drafter.
 
@@ -70,28 +74,15 @@ def train(
     figures and curves. The same command continues a stopped run.
     """
     from peagle.cli.dry_run import print_plan
-    from peagle.cli.trackers import Tracking
     from peagle.train.recipe import Recipe
 
-    flags = {"target": target, "lora": lora, "output": drafter, "num_speculative_tokens": k}
-    given = Recipe.load(recipe, [*(overrides or []), *_as_overrides(flags, overrides or [])])
+    given = Recipe.load(recipe, flags.beside(overrides or []))
     if dry_run:
         print_plan(given)
     elif os.environ.get("RANK", "0") != "0":  # torchrun's; only the first rank prints
         _help_training(given)
     else:
-        _train(given, Tracking(tensorboard, wandb))
-
-
-def _as_overrides(flags: Mapping[str, object], overrides: Sequence[str]) -> Iterator[str]:
-    """The flags as key=value. Raises `InputError` for a key that is given both ways."""
-    given = {override.partition("=")[0] for override in overrides}
-    for key, value in flags.items():
-        if value is None:
-            continue
-        if key in given:
-            raise InputError(f"{key} is given as a flag and as {key}=...; give it once")
-        yield f"{key}={json.dumps(value)}"  # so that YAML reads text as text
+        _train(given, tracking)
 
 
 def _help_training(recipe: "Recipe") -> None:
@@ -102,10 +93,9 @@ def _help_training(recipe: "Recipe") -> None:
         trainer.run(lambda _: None)
 
 
-def _train(recipe: "Recipe", tracking: "Tracking") -> None:
+def _train(recipe: "Recipe", tracking: Tracking) -> None:
     """Train, and say how it ended."""
     from peagle.cli.engine_length import held_out_prompts
-    from peagle.cli.trackers import need
     from peagle.cli.training_log import TrainingLog, log_directory
     from peagle.train.prepare import prepare
 
