@@ -148,7 +148,7 @@ def commands() -> str:
 
 def metrics() -> str:
     """Each metric of `GET /metrics` with its kind."""
-    facts = EngineFacts(0, (), 0, 0, 1, 0, False, None, 0, 0, 0, 0.0)
+    facts = EngineFacts(0, (), 0, 0, 1, 0, False, None, 0, 0, 0, 0, 0.0)
     idle: Any = SimpleNamespace(
         stats=EngineStats(0, 0, 0.0, 0, 0, 0), facts=facts, k=1, step_age=0.0, pid=os.getpid()
     )
