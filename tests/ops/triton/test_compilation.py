@@ -118,7 +118,7 @@ types |= {"qkv": BF16, "rotations": F32, "norm_weight": BF16, "eps": "fp32"}
 for rows, switch in ((16, False), (32, True), (64, False)):
     sizes = {"GROUP": 4, "PADDED": 4, "ROWS": rows, "KEYS": 64, "PARTS": 8}
     flags = {"WINDOW": switch, "SINKS": switch}
-    values = {**heads, **FLAGS, **sizes, **flags, "TREE": rows > 16}
+    values = {**heads, **FLAGS, **sizes, **flags, "TREE": rows > 16, "CAUSAL": rows < 64}
     for cache in (BF16, "*fp8e4nv"):
         of_kind = types | {"ancestors": "*i32", "cache": cache}
         of_kind |= {"k_scale": "fp32", "v_scale": "fp32"}
@@ -127,7 +127,7 @@ for kv_heads, size in GEMMA:
     heads, group = {"HEADS": 32, "KV_HEADS": kv_heads, "SIZE": size}, min(32 // kv_heads, 4)
     sizes = {"GROUP": group, "PADDED": group, "ROWS": 8 * group, "KEYS": 64, "PARTS": 8}
     flags = {"WINDOW": size == 256, "SINKS": False}
-    values = {**heads, **FLAGS, **sizes, **flags, "TREE": False}
+    values = {**heads, **FLAGS, **sizes, **flags, "TREE": False, "CAUSAL": True}
     options = {"num_warps": 8, "num_stages": 2}
     compiled("cached_attention", "_attend", types | {"ancestors": "*i32"}, values, **options)
 
