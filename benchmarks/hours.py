@@ -26,8 +26,10 @@ from peagle.train.conversations import Summary
 from peagle.train.feature_cache import cache_bytes
 from peagle.train.initial import choose_trained, drafter_config
 from peagle.train.packing import Document, pack
-from peagle.train.plan import Forecast
+from peagle.train.plan import Forecast, in_products
+from peagle.train.prepare import Preflight
 from peagle.train.recipe import Recipe
+from peagle.train.teacher import Teacher
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 TFLOPS = 759.0
@@ -70,13 +72,17 @@ class Case:
         one = Document.answered((0,) * DOCUMENT, PROMPT)
         documents = [one] * (recipe.rows_per_step * recipe.row_length // DOCUMENT)
         rows = pack(documents, recipe.row_length)
+        config = drafter_config(recipe, self.target)
+        teacher = Teacher(Path(), self.target, own=True)
         with torch.device("meta"):
-            target = Decoder(self.target, 1).to(torch.bfloat16)
-            model = DraftModel(drafter_config(recipe, self.target), 1).to(torch.bfloat16)
+            multiplied = in_products(Decoder(self.target, 1).layers)
+            model = DraftModel(config, 1).to(torch.bfloat16)
         choose_trained(recipe, model)
         summary = Summary(len(documents), rows.tokens.numel(), 0, 0, 0, 0)
+        ready = Preflight(recipe, teacher, config, rows, rows, summary, {})
+        device = torch.device("cuda")
         return Forecast(
-            recipe, torch.device("cuda"), target, self.stored, model, summary, rows, rows
+            **vars(ready), device=device, multiplied=multiplied, stored=self.stored, model=model
         )
 
     @property

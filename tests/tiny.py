@@ -85,6 +85,7 @@ from peagle.ops.products.normed import Normed
 from peagle.ops.rope import RopeConfig
 from peagle.speculation import Speculation
 from peagle.train.features import DocumentRecur
+from peagle.train.mask import Visibility
 from peagle.train.packing import Batch
 
 VOCAB = 96
@@ -250,6 +251,14 @@ def save_target(
             torch.nn.init.uniform_(buffer, 0.7, 1.3)
     model.float().save_pretrained(directory)
     return directory
+
+
+def seen_pairs(visibility: Visibility) -> Tensor:
+    """[queries, keys] bool: which keys a training pass lets each query see."""
+    seen = torch.zeros(visibility.queries, visibility.keys, dtype=torch.bool)
+    for rows, keys, part in visibility.tiles():
+        seen[rows.start : rows.stop, keys] = part
+    return seen
 
 
 def peer_mtp_layer(peer: Any) -> torch.nn.Module:

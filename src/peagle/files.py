@@ -1,5 +1,6 @@
 """Files and directories that appear whole or not at all; YAML."""
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -33,10 +34,38 @@ def unfinished(path: Path, writer: str = "") -> Iterator[Path]:
 
 @contextmanager
 def replacing(path: Path, writer: str = "") -> Iterator[Path]:
-    """As `unfinished`; the file is renamed to `path` when the block ends without an error."""
+    """As `unfinished`; the file is renamed to `path` when the block ends without an error.
+
+    Its content is on disk before its name is, so that a lost machine leaves one or the other whole.
+    """
     with unfinished(path, writer) as scratch:
         yield scratch
+        sync(scratch)
         scratch.replace(path)
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a directory's names, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(path: Path, held: str) -> Iterator[None]:
+    """A file that one process at a time holds, and removes. Raises `InputError` saying `held`."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(held) from None
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -47,11 +76,14 @@ def replacing_directory(path: Path) -> Iterator[Path]:
         fresh = Path(scratch) / "fresh"
         fresh.mkdir()
         yield fresh
+        for written in (*fresh.rglob("*"), fresh):
+            sync(written)
         before = Path(scratch) / "before"
         try:
             if path.exists():
                 path.rename(before)
             fresh.rename(path)
+            sync(path.parent)
         except BaseException:  # such as a signal's: what was there must not go with the scratch
             if before.exists() and not path.exists():
                 before.rename(path)

@@ -5,7 +5,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,12 +80,14 @@ def test_what_is_asked_and_answered(stub: Stub):
         "tools": TOOLS,
         "max_tokens": 9,
         "temperature": 0.0,
+        "return_token_ids": True,
     }
     assert complete(stub.url) == Regeneration(assistant("fine"), 4)
     path, headers, body = stub.requests[1]
     assert path == "/v1/completions"
     assert "authorization" not in headers
-    assert body == {"model": "m", "prompt": "x", "max_tokens": 9, "temperature": 0.0}
+    asked = {"model": "m", "prompt": "x", "max_tokens": 9, "temperature": 0.0}
+    assert body == asked | {"return_token_ids": True}
     ask(stub.url, params=SamplingParams(temperature=0.5, seed=4))
     assert stub.requests[2][2]["seed"] == 4
 
@@ -100,6 +101,25 @@ def test_reasoning_and_calls_are_part_of_the_answer(stub: Stub):
     choice = {"message": {"content": None}, "finish_reason": "stop"}
     stub.reply = lambda body: (200, {}, {"choices": [choice]})
     assert ask(stub.url) == Regeneration(assistant(""), 0)
+
+
+def test_the_ids_that_a_server_gives_are_kept(stub: Stub):
+    """vLLM names a chat's prompt beside its choices, a completion's within its choice."""
+    status, headers, answer = said("fine")
+    answer["choices"][0]["token_ids"] = [4, 5]
+    stub.reply = lambda body: (status, headers, {**answer, "prompt_token_ids": [1, 2, 3]})
+    assert ask(stub.url) == Regeneration(assistant("fine"), 4, False, (4, 5), (1, 2, 3))
+    choice = {**answer["choices"][0], "prompt_token_ids": [1]}
+    stub.reply = lambda body: (status, headers, {**answer, "choices": [choice]})
+    assert complete(stub.url) == Regeneration(assistant("fine"), 4, False, (4, 5), (1,))
+    stub.reply = lambda body: (status, headers, {**answer, "prompt_token_ids": None})
+    assert ask(stub.url) == Regeneration(assistant("fine"), 4)
+
+
+def test_a_server_that_knows_no_ids_is_asked_without(stub: Stub):
+    refusal = 400, {}, {"error": {"message": "Unrecognized argument: return_token_ids"}}
+    stub.reply = lambda body: refusal if "return_token_ids" in body else said("fine")
+    assert ask(stub.url) == Regeneration(assistant("fine"), 4)
 
 
 @pytest.mark.parametrize("reason", ["length", "stop", "tool_calls", "function_call"])
@@ -259,7 +279,7 @@ def test_answers_are_the_engines(llm: AsyncLLM, url: str):
             return await run(endpoint)
 
     answers, own = asyncio.run(by_endpoint()), asyncio.run(run(EngineAnswerer(llm)))
-    assert answers == [replace(answer, token_ids=(), prompt_ids=()) for answer in own]
+    assert answers == own
     assert [len(answer.token_ids) for answer in own] == [12, 9]
     assert [(answer.tokens, answer.cut) for answer in answers] == [(12, True), (9, True)]
 

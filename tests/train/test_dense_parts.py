@@ -1,5 +1,6 @@
 """Merged parts of attention equal attention over everything."""
 
+import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,7 +54,7 @@ def test_a_dense_part_joins_a_masked_one(queries: int, dense: int, rest: int):
     rows, columns = zip(*parts, strict=True)
     seen = [(key[:, :, part], value[:, :, part]) for part in columns]
     ours = add_dense(query, masked, rows, seen)
-    seen = torch.cat((some, visibility.matrix(CPU)), dim=1)
+    seen = torch.cat((some, tiny.seen_pairs(visibility)), dim=1)
     assert_same(ours, expected(query, key, value, seen), (query, key, value))
 
 
@@ -69,7 +70,7 @@ def test_two_masked_parts_merge(queries: int, one: int, other: int):
         Masked(visibilities[0], CPU)(query, key[:, :, :one], value[:, :, :one]),
         Masked(visibilities[1], CPU)(query, key[:, :, one:], value[:, :, one:]),
     ]
-    seen = torch.cat([visibility.matrix(CPU) for visibility in visibilities], dim=1)
+    seen = torch.cat([tiny.seen_pairs(visibility) for visibility in visibilities], dim=1)
     assert_same(merge(*parts), expected(query, key, value, seen), (query, key, value))
 
 

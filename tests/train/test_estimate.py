@@ -10,6 +10,7 @@ from peagle.config import SamplingParams
 from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
 from peagle.train.estimate import Estimate, cycles, drawn_length
+from peagle.train.features import TargetFeatures
 from peagle.train.packing import Document, pack
 from peagle.train.trainer import Trainer
 
@@ -54,7 +55,8 @@ def test_estimates_are_what_the_drafter_would_do(targets, trained, documents, me
             elif anchor == begin:
                 begin += 1
     rows = pack(documents, 80)
-    trainer = Trainer(run.trainer.recipe, target.decoder, drafter.model, rows, rows)
+    source = TargetFeatures(target.decoder, drafter.model.config.taps)
+    trainer = Trainer(run.trainer.recipe, target.decoder, drafter.model, rows, rows, source)
     estimate = trainer.estimate()
     assert estimate.acceptance_length == pytest.approx(sum(emitted) / len(emitted))
     accuracy = [right / (right + wrong) for wrong, right in zip(*agreeing, strict=True)]
@@ -72,8 +74,9 @@ def test_estimates_do_not_depend_on_the_passes(
     whole, parts = pack(documents, 80), pack(documents, length)
     changes = {"rows_per_pass": rows_per_pass, "elements_per_segment": limit}
     recipe = run.recipe.model_copy(update=changes)
-    found = Trainer(recipe, target, run.model, parts, parts).estimate()
-    expected = Trainer(run.recipe, target, run.model, whole, whole).estimate()
+    source = TargetFeatures(target, run.model.config.taps)
+    found = Trainer(recipe, target, run.model, parts, parts, source).estimate()
+    expected = Trainer(run.recipe, target, run.model, whole, whole, source).estimate()
     assert (found.accuracy, found.acceptance_length) == (
         expected.accuracy,
         expected.acceptance_length,

@@ -27,6 +27,7 @@ from peagle.train.packing import Document, PackedRows, pack
 from peagle.train.parallel import Ranks
 from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
+from peagle.train.teacher import Teacher
 from peagle.train.trainer import Telemetry
 
 SHARD = 200_000
@@ -68,8 +69,9 @@ def sources(recipe: Recipe, target: Any, rows: PackedRows) -> tuple[Any, TargetF
     """Features of some rows from a cache, in the target's dtype, and from the target itself."""
     config = drafter_config(recipe, target.spec)
     cache = FeatureCache(recipe, config, {"training": rows}, tiny.CPU, Ranks())
-    cache.fill(cache.missing(Path(recipe.target), print), target, print)
-    return cache.features(target.embed.weight.dtype), TargetFeatures(target, config.taps)
+    source, dtype = TargetFeatures(target, config.taps), target.embed.weight.dtype
+    cache.fill(cache.missing(Teacher.of(recipe), dtype, print), source, print)
+    return cache.features(dtype), source
 
 
 def packed() -> PackedRows:
@@ -126,7 +128,7 @@ def test_padding_has_features_of_zero(targets, cached, kind: str):
 @pytest.mark.parametrize("kind", ["fp8", *at_night(["bfloat16"])])
 def test_a_run_on_cached_features_ends_as_one_without(trained, cached, kind: str):
     trainer = prepare(cached(feature_dtype=kind))
-    assert not len(trainer.target.layers)
+    assert not any("layers" in name for name, _ in trainer.target.named_parameters())
     reports: list[Telemetry] = []
     progress = trainer.run(reports.append)
     whole = trained["peagle"]
@@ -175,7 +177,7 @@ def test_a_full_cache_is_read_without_the_targets_layers(
 ):
     prepare(cached())
     before = shards(tmp_path / "cache")
-    monkeypatch.delattr("peagle.train.prepare.load_decoder")
+    monkeypatch.delattr("peagle.train.teacher.load_decoder")
     assert told_by(cached()) == [f"features: checking {SHARDS} shards in {tmp_path / 'cache'}"]
     assert shards(tmp_path / "cache") == before
     assert len(before) == SHARDS
@@ -227,6 +229,7 @@ import json, sys, time
 from pathlib import Path
 from peagle.train import feature_cache
 from peagle.train.recipe import Recipe
+from peagle.train.teacher import Teacher
 from peagle.train.prepare import prepare
 
 save = feature_cache.save_file
@@ -364,10 +367,11 @@ def test_ranks_share_the_work(targets, cached, tmp_path: Path):
     data = {"training": rows, "validation": rows}
     ranks = [RanksInTurn(rank, 2) for rank in range(2)]
     caches = [FeatureCache(recipe, config, data, tiny.CPU, rank) for rank in ranks]
-    missing = [cache.missing(Path(recipe.target), print) for cache in caches]
+    teacher, source = Teacher.of(recipe), TargetFeatures(target, config.taps)
+    missing = [cache.missing(teacher, torch.float32, print) for cache in caches]
     assert missing[0] == missing[1]
     assert len(missing[0]) == 4
     for done, cache in enumerate(caches, start=1):
-        cache.fill(missing[0], target, print)
+        cache.fill(missing[0], source, print)
         assert len(shards(tmp_path / "cache")) == 2 * done
-    assert not caches[0].missing(Path(recipe.target), print)
+    assert not caches[0].missing(teacher, torch.float32, print)

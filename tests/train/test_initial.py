@@ -77,6 +77,14 @@ def test_what_is_frozen(targets, recipe_for, tmp_path: Path, changes, frozen: se
     assert {name for name, p in model.named_parameters() if not p.requires_grad} == frozen
 
 
+def test_the_layers_that_slide_are_written_as_they_train(targets, recipe_for, tmp_path: Path):
+    keys = {"num_hidden_layers": 3, "sliding_window": 8, "full_attention_layers": (1,)}
+    model = initial_drafter(recipe_for(tmp_path / "out", **keys), targets["easy"].decoder, ROWS)
+    save_drafter(tmp_path / "drafter", model)
+    written = load_drafter(tmp_path / "drafter", targets["easy"].decoder).config
+    assert [heads.window for heads in written.transformer.attention.values()] == [8, None, 8]
+
+
 @pytest.mark.parametrize("train_embeddings", [True, False])
 def test_it_computes_in_the_targets_dtype(
     targets, recipe_for, tmp_path: Path, train_embeddings: bool

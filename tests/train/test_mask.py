@@ -1,3 +1,4 @@
+import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,7 +36,7 @@ def visibilities(draw: st.DrawFn):
 def test_the_closed_form_equals_the_papers_rule(drawn):
     """The paper's rule, pair by pair."""
     batch, elements, visibility = drawn
-    seen = visibility.matrix(CPU)
+    seen = tiny.seen_pairs(visibility)
     starts = batch.starts.tolist()
     queries = list(zip(elements.anchors.tolist(), elements.depths.tolist(), strict=True))
     keys = [(anchor, 0) for anchor in range(len(batch))] + queries
@@ -60,7 +61,7 @@ def test_blocks_cover_what_is_seen_and_no_more(drawn, size: int):
         made = visibility.block_mask(CPU)
     finally:
         mask.BLOCK = original
-    seen = visibility.matrix(CPU)
+    seen = tiny.seen_pairs(visibility)
     for q in range(-(-visibility.queries // size)):
         rows = seen[q * size : (q + 1) * size]
         whole = set(made.full_kv_indices[0, 0, q, : made.full_kv_num_blocks[0, 0, q]].tolist())

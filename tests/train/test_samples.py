@@ -6,7 +6,15 @@ import pytest
 from chat_templates import assistant, user
 
 from peagle.errors import InputError
-from peagle.train.samples import Chat, Continuation, Passage, TokenIds, parse_sample, read_samples
+from peagle.train.samples import (
+    Chat,
+    Continuation,
+    MarkedIds,
+    Passage,
+    TokenIds,
+    parse_sample,
+    read_samples,
+)
 
 AT = "f.jsonl:3"
 TOOL = {"type": "function", "function": {"name": "look"}}
@@ -130,6 +138,10 @@ FORMS: list[tuple[dict[str, Any], Any]] = [
         {"prompt_token_ids": [], "token_ids": [3, 4], "messages": [user("a")]},
         TokenIds(AT, (), (3, 4)),
     ),
+    (
+        {"input_ids": [5, 6, 7, 8, 9], "loss_mask": [0, 1, 1, 0, 1]},
+        MarkedIds(AT, (5, 6, 7, 8, 9), ((1, 3), (4, 5))),
+    ),
 ]
 
 
@@ -146,6 +158,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "response": ["b"]}, "response is not a string"),
     ({"prompt_token_ids": "ab", "token_ids": [1]}, "prompt_token_ids is not a list of token ids"),
     ({"prompt_token_ids": [1], "token_ids": [1.5]}, "token_ids is not a list of token ids"),
+    ({"input_ids": [1, 2], "loss_mask": [1]}, "input_ids and loss_mask are not equally long"),
     ({"prompt_token_ids": [1], "token_ids": [-1]}, "token_ids is not a list of token ids"),
     ({"prompt_token_ids": [1], "token_ids": [True]}, "token_ids is not a list of token ids"),
     ({"messages": [assistant("a", token_ids=[1.5])]}, "turn 1: token_ids is not a list of token"),

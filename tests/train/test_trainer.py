@@ -19,6 +19,7 @@ from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.train.estimate import Estimate
+from peagle.train.features import TargetFeatures
 from peagle.train.initial import initial_drafter
 from peagle.train.packing import Document, pack
 from peagle.train.prepare import prepare
@@ -169,7 +170,8 @@ def test_a_bfloat16_run_learns_and_resumes(targets, recipe_for, tmp_path: Path, 
         recipe = recipe_for(
             tmp_path / name, method=method, steps=20, evaluate_every=10, rows_per_step=2
         )
-        return Trainer(recipe, half, initial_drafter(recipe, half, rows), rows, rows)
+        model = initial_drafter(recipe, half, rows)
+        return Trainer(recipe, half, model, rows, rows, TargetFeatures(half, model.config.taps))
 
     def lost(report: Telemetry) -> None:
         raise InterruptionError
@@ -286,7 +288,9 @@ def test_packed_documents_cost_what_they_cost_apart(
         data = pack(documents, length)
         assert len(data) == rows
         model = initial_drafter(recipe, targets["easy"].decoder, data)
-        trainer = Trainer(recipe, targets["easy"].decoder, model, data, data)
+        target = targets["easy"].decoder
+        source = TargetFeatures(target, model.config.taps)
+        trainer = Trainer(recipe, target, model, data, data, source)
         losses.append(one_report(trainer).loss)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
@@ -335,7 +339,9 @@ def test_a_document_that_the_target_cannot_read_is_named(targets, recipe_for, tm
     documents = [Document((1, 2, 4, 5), ((1, 4),), "a:1"), Document((1, 2, 3, 5), ((1, 4),), "a:2")]
     rows = pack(documents, 8)
     recipe = recipe_for(tmp_path / "out", steps=1, rows_per_step=1)
-    trainer = Trainer(recipe, target, initial_drafter(recipe, target, rows), rows, rows)
+    model = initial_drafter(recipe, target, rows)
+    source = TargetFeatures(target, model.config.taps)
+    trainer = Trainer(recipe, target, model, rows, rows, source)
     with pytest.raises(InputError, match=r"at step 1: .* of a:2 are not finite; leave it out"):
         trainer.run(print)
 
@@ -450,6 +456,40 @@ def test_a_damaged_snapshot_is_refused(recipe_for, interrupted: Path):
     recipe = recipe_for(interrupted.parent / "out", steps=21, evaluate_every=5)
     with pytest.raises(InputError, match=r"is not a usable snapshot .*remove it to start over"):
         prepare(recipe).run(print)
+
+
+def test_a_flipped_bit_of_a_snapshot_is_noticed(recipe_for, interrupted: Path):
+    content = bytearray(interrupted.read_bytes())
+    content[-2] ^= 64
+    interrupted.write_bytes(content)
+    trainer = prepare(recipe_for(interrupted.parent / "out", steps=21, evaluate_every=5))
+    with pytest.raises(InputError, match="is damaged: its checksum is another; remove it"):
+        trainer.run(print)
+
+
+def test_a_snapshot_of_another_target_is_refused(targets, recipe_for, tmp_path: Path):
+    target = shutil.copytree(targets["easy"].directory, tmp_path / "target")
+    recipe = recipe_for(tmp_path / "out", steps=9, target=str(target))
+    trainer = prepare(recipe)
+    trainer.stop()
+    trainer.run(lambda _: None)
+    tiny.save_target(target, seed=1, layer_std=0.03)
+    with pytest.raises(InputError, match="is from other target weights; go back to that"):
+        prepare(recipe)
+
+
+def test_an_output_belongs_to_one_run_at_a_time(recipe_for, tmp_path: Path):
+    trainers = [prepare(recipe_for(tmp_path / "out", steps=3)) for _ in range(2)]
+    refused: list[str] = []
+
+    def beside(report: Telemetry) -> None:
+        with pytest.raises(InputError, match=r"another run is writing output .*out; wait") as told:
+            trainers[1].run(print)
+        refused.append(str(told.value))
+
+    trainers[0].run(beside)
+    assert len(refused) == 1
+    assert not (tmp_path / "out.lock").exists()
 
 
 class TestPrepare:

@@ -82,7 +82,7 @@ class Server:
         """Ask a server for its model and version. Raises `InputError` when it does not answer."""
         address = Address.of(url)
         try:
-            async with asyncio.timeout(SILENCE), HttpSession(address, _authorized()) as connection:
+            async with asyncio.timeout(SILENCE), HttpSession(address, authorized()) as connection:
                 models = await connection.get("/v1/models")
                 version = await connection.get("/version")
         except (OSError, EOFError, ValueError) as error:
@@ -100,7 +100,7 @@ class Server:
 
     def connect(self) -> HttpSession:
         """A new connection."""
-        return HttpSession(self.address, _authorized())
+        return HttpSession(self.address, authorized())
 
     async def draft_counts(self) -> DraftCounts | None:
         """What it has drafted so far; None where it does not tell."""
@@ -312,7 +312,8 @@ def _objects(found: Any) -> list[dict[str, Any]]:
     return [_object(one) for one in found] if isinstance(found, list) else []
 
 
-def _authorized() -> dict[str, str]:
+def authorized() -> dict[str, str]:
+    """The header with the key, if there is one."""
     key = os.environ.get(KEY)
     return {"Authorization": f"Bearer {key}"} if key else {}
 

@@ -70,13 +70,15 @@ def check(
     Facts go to stdout. Problems, each with its fix, go to stderr, one per line, and make the exit
     code 2.
     """
-    from peagle.drafters.diagnosis import target_problems
+    from peagle.drafters.diagnosis import foreign_facts, target_problems
     from peagle.models.weights import model_directory
 
     if lora is not None and target is None:
         raise InputError("--lora is merged into a target: give --target")
     beside = model_directory(target) if target is not None else None
     facts, problems = _drafter(speculation, beside)
+    if beside is not None and speculation.has_network:
+        facts |= foreign_facts(beside)
     problems += target_problems(beside, lora) if beside is not None else []
     _print_facts({**facts, **_lookup(speculation), **_answers(beside)})
     for problem in dict.fromkeys(problems):  # a directory may be read for two questions

@@ -28,6 +28,7 @@ def print_plan(recipe: "Recipe") -> None:
 
     plan, console = Forecast.of(recipe), Console()
     _print(console, "Recipe", _recipe(plan))
+    _print(console, "Target", _target(plan))
     _print(console, "Data", _data(plan))
     _print(console, "Elements of a step", _elements(plan), "depth", "share", "elements")
     _print(console, "Parameters", _parameters(plan), "", "trained", "frozen")
@@ -55,6 +56,15 @@ def _recipe(plan: "Forecast") -> Iterable[Row]:
     given = plan.recipe.model_fields_set
     for key, value in plan.resolved().items():
         yield key, _text(value) + ("" if key in given else "  [dim](default)[/]")
+
+
+def _target(plan: "Forecast") -> Iterable[Row]:
+    """What computes the features; of a target that peagle does not run, who does."""
+    from peagle.drafters.diagnosis import foreign_facts
+
+    yield "features by", plan.teacher.computed_by(plan.dtype)
+    for told in foreign_facts(plan.teacher.directory).values():
+        yield "served", told
 
 
 def _text(value: Any) -> str:

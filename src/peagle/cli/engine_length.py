@@ -14,18 +14,21 @@ if TYPE_CHECKING:
 
 PROMPTS, TOKENS = 32, 128
 """Most held-out prompts, and most tokens of each answer."""
+SECONDS = 600.0
+"""Longest wait for a server's answer."""
 
 
 @dataclass(frozen=True)
 class EngineLength:
-    """What the engine measured."""
+    """What the engine, or a server, measured."""
 
     acceptance_length: float
     prompts: int
+    by: str = "engine"
 
     def __str__(self) -> str:
         return (
-            f"the engine's AL {self.acceptance_length:.3f} "
+            f"the {self.by}'s AL {self.acceptance_length:.3f} "
             f"({self.prompts} held-out prompts, greedy, {TOKENS} tokens at most)"
         )
 
@@ -67,3 +70,30 @@ def measure_engine(recipe: "Recipe", prompts: Sequence[tuple[int, ...]]) -> Engi
         raise InputError(str(error).partition(". ")[0]) from None
     check_finished(done)
     return EngineLength(acceptance_length(done), len(done))
+
+
+def measure_server(url: str, prompts: Sequence[tuple[int, ...]]) -> EngineLength:
+    """The same by the counters of a running vLLM, which serves the target with the drafter.
+
+    Raises `InputError` for a server that does not answer, or that counts no drafts.
+    """
+    import httpx2
+
+    from peagle.bench.server import authorized
+    from peagle.bench.server_metrics import DraftCounts
+
+    base = url.rstrip("/").removesuffix("/v1")
+    try:
+        with httpx2.Client(timeout=SECONDS, headers=authorized()) as client:
+            model = client.get(f"{base}/v1/models").json()["data"][0]["id"]
+            before = DraftCounts.read(client.get(f"{base}/metrics").text)
+            for prompt in prompts:
+                body = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+                client.post(f"{base}/v1/completions", json=body).raise_for_status()
+            after = DraftCounts.read(client.get(f"{base}/metrics").text)
+    except (httpx2.HTTPError, LookupError, TypeError, ValueError) as error:
+        raise InputError(f"{url} does not answer as vLLM does: {error}") from None
+    found = after.since(before) if after is not None and before is not None else None
+    if found is None or not found.rates:
+        raise InputError(f"{url} counts no drafts; start it with the drafter")
+    return EngineLength(found.length, len(prompts), "server")

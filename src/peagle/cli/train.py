@@ -67,6 +67,13 @@ def train(
         bool, typer.Option("--dry-run", help="Print what the run would do and need, and exit.")
     ] = False,
     tracking: Tracking,
+    measure_url: Annotated[
+        str | None,
+        typer.Option(
+            help="A vLLM that serves the target with the drafter: measure AL there at the end.",
+            show_default="this engine, for a target that it runs",
+        ),
+    ] = None,
 ) -> None:
     """Train a drafter.
 
@@ -82,7 +89,7 @@ def train(
     elif os.environ.get("RANK", "0") != "0":  # torchrun's; only the first rank prints
         _help_training(given)
     else:
-        _train(given, tracking)
+        _train(given, tracking, measure_url)
 
 
 def _help_training(recipe: "Recipe") -> None:
@@ -93,7 +100,7 @@ def _help_training(recipe: "Recipe") -> None:
         trainer.run(lambda _: None)
 
 
-def _train(recipe: "Recipe", tracking: Tracking) -> None:
+def _train(recipe: "Recipe", tracking: Tracking, url: str | None) -> None:
     """Train, and say how it ended."""
     from peagle.cli.engine_length import held_out_prompts
     from peagle.cli.training_log import TrainingLog, log_directory
@@ -117,7 +124,7 @@ def _train(recipe: "Recipe", tracking: Tracking) -> None:
         console.print(f"{recipe.output}: best estimated AL {length:.3f} at step {step}")
         prompts = held_out_prompts(trainer.validation)
         del trainer  # frees its target to make room for the engine's
-        _check_estimate(recipe, length, prompts, log, console)
+        _check_estimate(recipe, length, prompts, log, console, url)
 
 
 def _run(trainer: "Trainer", log: "TrainingLog", console: Console, start: int) -> "Progress | None":
@@ -135,19 +142,29 @@ def _check_estimate(
     prompts: "list[tuple[int, ...]]",
     log: "TrainingLog",
     console: Console,
+    url: str | None,
 ) -> None:
-    """Show and log the engine's own AL of the best drafter, or why there is none; then judge it."""
-    from peagle.cli.engine_length import measure_engine
-    from peagle.cli.verdict import judge
+    """Show and log the AL of the best drafter in the engine, or at a server, or why there is none;
+    then judge it. Of a target that the engine does not run, the estimate is judged."""
+    from peagle.cli.engine_length import measure_engine, measure_server
+    from peagle.cli.verdict import judge, judge_served
+    from peagle.drafters.diagnosis import foreign_facts
+    from peagle.models.weights import model_directory
 
+    foreign = foreign_facts(model_directory(recipe.target))
+    if foreign and url is None:
+        console.print(foreign["target"], markup=False)
+        console.print(str(judge_served(recipe, estimated, None)), markup=False)
+        return
     try:
-        measured = measure_engine(recipe, prompts)
+        measured = measure_server(url, prompts) if url else measure_engine(recipe, prompts)
     except InputError as error:
-        console.print(f"the engine's AL was not measured: {error}")
+        console.print(f"the {'server' if url else 'engine'}'s AL was not measured: {error}")
         return
     console.print(str(measured))
     log.add_engine(recipe.steps, measured.acceptance_length)
-    console.print(str(judge(recipe, estimated, measured.acceptance_length)), markup=False)
+    judged = judge_served if url else judge
+    console.print(str(judged(recipe, estimated, measured.acceptance_length)), markup=False)
 
 
 def _kept_step(recipe: "Recipe") -> int | None:

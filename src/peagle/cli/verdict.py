@@ -16,6 +16,8 @@ ALIKE = 0.8
 """The least share of the estimate that the engine's acceptance length has where the target writes
 text like that of the data."""
 SYMPTOMS = " (symptoms and remedies: docs/first-drafter.md)"
+URL = "http://localhost:8000"
+"""Where vLLM listens by default."""
 FEW = 3
 """Drafts that are worth trying besides all of K."""
 
@@ -34,8 +36,21 @@ class Verdict:
 
 def judge(recipe: "Recipe", estimated: float, measured: float) -> Verdict:
     """Judge a recipe's drafter by its estimated acceptance length and by the engine's."""
+    return _judged(recipe, "", estimated, measured)
+
+
+def judge_served(recipe: "Recipe", estimated: float, measured: float | None) -> Verdict:
+    """Judge a drafter whose target vLLM alone runs, by a server's AL or by the estimate alone."""
+    known, said = (measured, "") if measured is not None else (estimated, "estimated ")
+    serve = ["peagle", "serve", recipe.target, "--drafter", recipe.output, "--engine", "vllm"]
+    bench = ["peagle", "bench", "--url", URL, "--chat", "--prompts", "FILE", "--no-ignore-eos"]
+    commands = f"{shlex.join(serve)}\nthen: {shlex.join(bench)}"
+    return Verdict(_judged(recipe, said, estimated, known).meaning, commands)
+
+
+def _judged(recipe: "Recipe", how: str, estimated: float, measured: float) -> Verdict:
     most = recipe.num_speculative_tokens + 1
-    said = f"AL {measured:.2f} of at most {most}"
+    said = f"{how}AL {measured:.2f} of at most {most}"
     if measured < HELPS:
         return Verdict(f"{said}: its drafts are hardly ever right{SYMPTOMS}", _check(recipe))
     if measured < ALIKE * estimated:

@@ -32,7 +32,7 @@ from peagle.drafters.quantization import quantize
 from peagle.drafters.vocabulary import doubts, membership
 from peagle.errors import InputError
 from peagle.files import replacing_directory
-from peagle.models.decoder import Decoder
+from peagle.models.ends import Ends
 from peagle.models.families.tensors import Place, dense_layer
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
@@ -84,7 +84,7 @@ def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -
 
 def load_drafter(
     directory: Path,
-    target: Decoder,
+    target: Ends,
     kind: Kind | None = None,
     quantization: DrafterFormat | None = None,
 ) -> DraftModel:
@@ -97,7 +97,7 @@ def load_drafter(
 
 
 def read_drafter(
-    directory: Path, target: Decoder, kind: Kind | None = None, max_length: int | None = None
+    directory: Path, target: Ends, kind: Kind | None = None, max_length: int | None = None
 ) -> DraftModel:
     """A drafter, which shares with its target what its own file leaves out.
 
@@ -209,7 +209,7 @@ def shared_tensors(
     return frozenset(shared)
 
 
-def attach_shared(model: Network, target: Decoder, shared: frozenset[str]) -> None:
+def attach_shared(model: Network, target: Ends, shared: frozenset[str]) -> None:
     """Give a drafter what is its target's."""
     if EMBEDDINGS in shared:
         model.embed = target.embed
@@ -217,7 +217,7 @@ def attach_shared(model: Network, target: Decoder, shared: frozenset[str]) -> No
         model.readout.head = head_for_drafts(target)
 
 
-def head_for_drafts(target: Decoder) -> Linear:
+def head_for_drafts(target: Ends) -> Linear:
     """The target's head; of sums in any order, since no token depends on drafts."""
     if not target.batch_invariant:
         return target.head

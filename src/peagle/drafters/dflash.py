@@ -25,7 +25,8 @@ from peagle.drafters.network import Network, NetworkConfig
 from peagle.drafters.proposer import ProposerRows
 from peagle.drafters.readout import Readout
 from peagle.drafters.selector import Selector, SelectorConfig
-from peagle.models.decoder import Attend, Attention, DecoderLayer, Embedding
+from peagle.models.decoder import Attend, Attention, DecoderLayer
+from peagle.models.ends import Embedding
 from peagle.models.spec import LayerSpec
 from peagle.ops.cycle_state import FirstNorms
 from peagle.ops.draft import Draft

@@ -38,12 +38,15 @@ from peagle.drafters.kind import MTP, PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.drafters.mtp import check_mtp
 from peagle.errors import InputError
-from peagle.models.families import read_spec
+from peagle.models.families import has_family, read_spec
+from peagle.models.families.config import architecture_of
+from peagle.models.foreign import read_target_spec
 from peagle.models.generation_config import end_tokens, sampling_defaults
 from peagle.models.loading import check_decoder
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.models.tokenizer import load_tokenizer
-from peagle.models.weights import finite, mismatches, safetensors_files, shortened
+from peagle.models.vllm_support import vllm_runs
+from peagle.models.weights import finite, mismatches, read_json, safetensors_files, shortened
 
 T = TypeVar("T")
 UNKNOWN_TARGET = DecoderSpec(1, 1, 1_000 * (LayerSpec(AttentionSpec(1, 1, 1), MLPSpec(1)),))
@@ -71,7 +74,7 @@ def diagnose(directory: Path, target: Path | None = None, kind: Kind | None = No
     problems: list[str] = []
     shape = None
     if target is not None:
-        shape = _attempt(lambda: read_spec(target), problems)
+        shape = _attempt(lambda: read_target_spec(target), problems)
     if is_dflash(directory):
         return _diagnose_block(directory, shape, kind, problems)
     config = _attempt(lambda: _read_drafter(directory, shape), problems)
@@ -121,6 +124,15 @@ def _diagnose_block(
         **_weight_facts(tensors),
     }
     return Diagnosis(facts, tuple(problems), config)
+
+
+def foreign_facts(target: Path) -> dict[str, str]:
+    """Who runs a target that peagle trains drafters for but does not run; else nothing."""
+    if has_family(target):
+        return {}
+    architecture = architecture_of(read_json(target / "config.json"))
+    told = f"{architecture}: not run by peagle; vLLM runs it: {vllm_runs(architecture)}"
+    return {"target": told}
 
 
 def diagnose_mtp(target: Path) -> tuple[dict[str, str], list[str]]:

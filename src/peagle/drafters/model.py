@@ -11,7 +11,8 @@ from peagle.drafters.kind import EAGLE3, PEAGLE, Kind
 from peagle.drafters.network import Network, NetworkConfig
 from peagle.drafters.readout import Readout
 from peagle.drafters.selector import Selector, SelectorConfig
-from peagle.models.decoder import MLP, Attend, Attention, DecoderLayer, Embedding
+from peagle.models.decoder import MLP, Attend, Attention, DecoderLayer
+from peagle.models.ends import Embedding
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops.cycle_state import FirstNorms
 from peagle.ops.linear import Linear

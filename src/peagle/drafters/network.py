@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from peagle.drafters.kind import Kind
 from peagle.drafters.readout import Readout
-from peagle.models.decoder import Attend, Embedding
+from peagle.models.decoder import Attend
+from peagle.models.ends import Embedding
 from peagle.models.spec import DecoderSpec
 from peagle.ops.cycle_state import FirstNorms
 from peagle.ops.linear import Linear

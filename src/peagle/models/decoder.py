@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from peagle.models.ends import Ends
 from peagle.models.spec import (
     AttentionSpec,
     ClampedSwiGLU,
@@ -37,7 +37,6 @@ from peagle.ops.rope import (
 )
 from peagle.ops.rows import take
 from peagle.ops.sandwich import Mixture
-from peagle.ops.softcap import softcap
 from peagle.ops.swiglu import swiglu
 from peagle.ops.weight import keep_activations
 
@@ -47,17 +46,6 @@ weights) -> [rows, value_width]."""
 Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionHeads], Tensor]
 """(layer, query [rows, heads, head_dim], key [rows, kv_heads, head_dim], value, what they see) ->
 like query."""
-
-
-class Embedding(LeanModule):
-    """Token embeddings; unlike torch's, not initialised at random when built."""
-
-    def __init__(self, rows: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, width))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.weight)
 
 
 class Attention(LeanModule):
@@ -323,24 +311,17 @@ class RopeTables(nn.Module):
         return self.get_buffer(name), getattr(self, f"{name}_scales")
 
 
-class Decoder(nn.Module):
+class Decoder(Ends):
     """A target that also returns the hidden states that drafters read."""
 
     def __init__(self, spec: DecoderSpec, max_length: int | None = None) -> None:
-        super().__init__()
-        self.spec = spec
-        self.embed = Embedding(spec.vocab_size, spec.hidden_size)
+        super().__init__(spec, max_length)
         self.layers = nn.ModuleList(decoder_layer(each, spec.hidden_size) for each in spec.layers)
         self.norm = RMSNorm(spec.hidden_size, spec.norm.eps)
-        self.head = Linear(spec.hidden_size, spec.vocab_size)
-        if spec.tie_word_embeddings:
-            self.head.weight = self.embed.weight
-        self.max_length = max_length or spec.max_length
         self.rope = RopeTables(spec.groups, self.max_length)
         factor = spec.embedding_scale
         scale = None if factor is None else torch.tensor(factor, device="cpu")
         self.register_buffer("embedding_scale", scale, persistent=False)
-        self.batch_invariant = False
 
     embedding_scale: Tensor | None
 
@@ -393,7 +374,3 @@ class Decoder(nn.Module):
         """What drafters read of the stream, in the same shape."""
         multiplier = self.spec.residual_multiplier
         return stream if multiplier == 1 else stream * multiplier
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Final hidden states [rows, hidden_size] -> logits [rows, vocab_size]."""
-        return softcap(self.head(hidden), self.spec.logit_softcap)

@@ -61,6 +61,8 @@ class Endpoint:
         self._client, self._url, self._model = client, url, model
         self._reached = False
         """Whether it has ever answered: one that never has is not waited for."""
+        self._more: dict[str, Any] = {"return_token_ids": True}
+        """What vLLM and peagle take; dropped for a server that refuses it."""
         self._variables = {"chat_template_kwargs": dict(variables)} if variables else {}
 
     async def chat(
@@ -78,14 +80,15 @@ class Endpoint:
             raise self._unlike_openai()
         if said.get("refusal"):
             raise NoAnswerError(f"the server answers with a refusal: {said['refusal']}")
-        return Regeneration(_message(said), tokens, _cut(choice))
+        return Regeneration(_message(said), tokens, _cut(choice), *_written(choice))
 
     async def complete(self, prompt: str, params: SamplingParams) -> Regeneration:
         """What follows a text, without a chat template."""
         choice, tokens = await self._ask("completions", {"prompt": prompt}, params)
         if not isinstance(choice.get("text"), str):
             raise self._unlike_openai()
-        return Regeneration({"role": "assistant", "content": choice["text"]}, tokens, _cut(choice))
+        message = {"role": "assistant", "content": choice["text"]}
+        return Regeneration(message, tokens, _cut(choice), *_written(choice))
 
     async def _ask(
         self, path: str, asked: dict[str, Any], params: SamplingParams
@@ -99,15 +102,23 @@ class Endpoint:
         }
         if params.temperature > 0:
             body["seed"] = params.seed
-        match await self._post(path, body):
+        try:
+            answer = await self._post(path, {**body, **self._more})
+        except NoAnswerError as error:
+            if not any(name in str(error) for name in self._more):
+                raise
+            self._more = {}
+            answer = await self._post(path, body)
+        match answer:
             case {"choices": [{"finish_reason": "error", "error": {"message": str(why)}}, *_]}:
                 raise NoAnswerError(f"an answer ended with an error: {why}")
             case {"choices": [{"finish_reason": "error"}, *_]}:
                 raise NoAnswerError("an answer ended with an error")
-            case {"choices": [dict(choice), *_], "usage": {"completion_tokens": int(tokens)}}:
-                return choice, tokens
             case {"choices": [dict(choice), *_]}:
-                return choice, 0
+                usage, read = answer.get("usage") or {}, answer.get("prompt_token_ids")
+                tokens = usage.get("completion_tokens")
+                whole = {"prompt_token_ids": read, **choice}
+                return whole, tokens if isinstance(tokens, int) else 0
         raise self._unlike_openai()
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
@@ -177,6 +188,15 @@ def _message(said: Mapping[str, Any]) -> Message:
     if isinstance(said.get("tool_calls"), list) and said["tool_calls"]:
         message["tool_calls"] = said["tool_calls"]
     return message
+
+
+def _written(choice: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that the target wrote and those that it read; both empty unless all are told."""
+    told = [choice.get(name) for name in ("token_ids", "prompt_token_ids")]
+    if not all(isinstance(ids, list) and ids and type(ids[0]) is int for ids in told):
+        return (), ()
+    written, read = (tuple(ids or ()) for ids in told)
+    return written, read
 
 
 def _cut(choice: Mapping[str, Any]) -> bool:

@@ -8,7 +8,9 @@ Data: sources (JSONL files and datasets), samples (what a line says), template (
 tokens), own_answers (answers whose tokens are known), conversations (samples to documents), packing
 (documents to rows), digest.
 
-Target features: features (computed in every step), feature_cache and feature_format (kept on disk).
+Target features: teacher (what a target is, and ways to load it), features (by our decoder, in every
+step), transformers_features (by transformers' model), written_features (by vLLM or speculators),
+feature_cache and feature_format (kept on disk).
 
 P-EAGLE's pass: cod (which depths each anchor keeps), mask (which keys each query sees), partition
 (depth 0 once, deeper elements in segments), segment, context (what segments share), attention.

@@ -16,7 +16,7 @@ Weighed = tuple[Tensor, Tensor]
 
 
 class Masked:
-    """Attention under a `Visibility`: FlexAttention on a GPU, a matrix on a CPU.
+    """Attention under a `Visibility`: FlexAttention on a GPU, tiles of queries on a CPU.
 
     On a GPU the numbers of queries and of keys must be multiples of `BLOCK`.
     """
@@ -24,12 +24,19 @@ class Masked:
     def __init__(self, visibility: Visibility, device: torch.device) -> None:
         cuda = device.type == "cuda"
         self._blocks = visibility.block_mask(device) if cuda else None
-        self._matrix = None if cuda else visibility.matrix(device)
+        self._tiles = [] if cuda else [*visibility.tiles()]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Weighed:
         """query: [1, heads, queries, head_dim]; key, value: [1, kv_heads, keys, head_dim]."""
+        if self._blocks is None and not self._tiles:  # no query at all
+            return _plain(query, key, value, None)
         if self._blocks is None:
-            return _plain(query, key, value, self._matrix)
+            parts = [
+                _plain(query[:, :, rows], key[:, :, keys], value[:, :, keys], seen)
+                for rows, keys, seen in self._tiles
+            ]
+            outs, sums = zip(*parts, strict=True)
+            return torch.cat(outs, dim=2), torch.cat(sums, dim=2)
         blocked = (part.unflatten(2, (-1, BLOCK)) for part in (query, key, value))
         drawn: Weighed = _flex()(*blocked, self._blocks)
         return drawn

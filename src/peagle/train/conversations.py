@@ -10,7 +10,15 @@ from typing import Any, Literal
 from peagle.errors import InputError
 from peagle.train.own_answers import check_ids, own_documents
 from peagle.train.packing import Document
-from peagle.train.samples import Chat, Continuation, Passage, Sample, TokenIds, read_samples
+from peagle.train.samples import (
+    Chat,
+    Continuation,
+    MarkedIds,
+    Passage,
+    Sample,
+    TokenIds,
+    read_samples,
+)
 from peagle.train.template import ChatTemplate
 
 Overlong = Literal["cut", "split", "drop"]
@@ -99,6 +107,7 @@ class Encoder:
             Continuation: self._completions,
             Passage: self._texts,
             TokenIds: self._token_ids,
+            MarkedIds: self._marked_ids,
         }
         return [[document] for document in kinds[kind](samples)]
 
@@ -139,6 +148,9 @@ class Encoder:
             if sample.text:
                 check_ids(sample.response, [sample.text], self._tokenizer, sample.place)
         return [Document.answered((*s.prompt, *s.response), len(s.prompt)) for s in samples]
+
+    def _marked_ids(self, samples: Sequence[MarkedIds]) -> list[Document]:
+        return [Document(sample.ids, sample.responses) for sample in samples]
 
     def _texts(self, samples: Sequence[Passage]) -> list[Document]:
         return [Document.answered(ids, 0) for ids in self._ids([s.text for s in samples])]

@@ -21,31 +21,20 @@ from torch import Tensor
 
 from peagle.drafters.model import DrafterConfig
 from peagle.errors import InputError
-from peagle.files import replacing, unfinished, writing
-from peagle.models.decoder import Decoder
-from peagle.models.weights import (
-    ADAPTER,
-    ADAPTER_WEIGHTS,
-    model_directory,
-    read_json,
-    safetensors_files,
-)
-from peagle.train.digest import digest
+from peagle.files import replacing, sync, unfinished, writing
+from peagle.models.weights import read_json
 from peagle.train.feature_format import restore, row_bytes, store
-from peagle.train.features import Features, Split, TargetFeatures, padded_for
+from peagle.train.features import Features, FeatureSource, Split, padded_for
 from peagle.train.packing import Batch, Document, PackedRows
 from peagle.train.parallel import Ranks
 from peagle.train.recipe import Recipe
+from peagle.train.teacher import Teacher
 
 VERSION = 1
 """Version of the format."""
 MANIFEST = "manifest.json"
 SHARD = 2**30
 """Approximate bytes of a shard, which has at least one row."""
-HEADER = 100 * 2**20
-"""Longest header of a safetensors file, in bytes."""
-SAMPLES, SAMPLE = 256, 4096
-"""Number of pieces of a weights file that go into its fingerprint, and bytes of each."""
 
 Tell = Callable[[str], None]
 
@@ -86,15 +75,15 @@ class FeatureCache:
             for start in range(0, len(rows), self._rows_per_shard)
         ]
 
-    def missing(self, target: Path, tell: Tell) -> list[Shard]:
+    def missing(self, teacher: Teacher, dtype: torch.dtype, tell: Tell) -> list[Shard]:
         """The shards to compute; all others were read once and match their checksums.
 
-        target: the target's directory. `tell` is called with what is to be written. Raises
+        dtype: what the teacher computes in. `tell` is called with what is to be written. Raises
         `InputError` for a directory that was made from something else or has too little room.
         """
         try:
             if self._ranks.first:
-                self._claim(made_from(self._recipe, target, self._config, self._data))
+                self._claim(made_from(self._recipe, teacher, dtype, self._config, self._data))
             self._ranks.wait()
             self._drop_damaged(tell)
         except OSError as error:
@@ -107,13 +96,12 @@ class FeatureCache:
         self._ranks.wait()
         return missing
 
-    def fill(self, missing: Sequence[Shard], target: Decoder, tell: Tell) -> None:
+    def fill(self, missing: Sequence[Shard], source: FeatureSource, tell: Tell) -> None:
         """Compute shards. `tell` is called after every tenth of them.
 
         Raises `InputError` when the disk is full, or for NaN or infinite states; finished shards
         stay.
         """
-        source = TargetFeatures(target, self._config.taps)
         own = [missing[index] for index in self._ranks.own(len(missing))]
         for done, shard in enumerate(own, start=1):
             self._write(shard, self._compute(shard, source))
@@ -193,13 +181,13 @@ class FeatureCache:
                 "set feature_dtype to fp8"
             )
 
-    def _compute(self, shard: Shard, source: TargetFeatures) -> dict[str, Tensor]:
+    def _compute(self, shard: Shard, source: FeatureSource) -> dict[str, Tensor]:
         """A shard's tensors, [rows, row_length, ...] each."""
         passes = torch.tensor(shard.rows).split(self._recipe.rows_per_pass)
         parts = [self._pass(shard.split, rows, source) for rows in passes]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-    def _keep_step(self, missing: Sequence[Shard], source: TargetFeatures) -> None:
+    def _keep_step(self, missing: Sequence[Shard], source: FeatureSource) -> None:
         """Run idle passes if this rank has fewer: a sharded target runs on all ranks or on none."""
         size, of_pass = self._ranks.size, self._recipe.rows_per_pass
         counts = [
@@ -209,7 +197,7 @@ class FeatureCache:
         for _ in range(max(counts) - counts[self._ranks.rank]):
             self._pass("training", torch.arange(1), source)
 
-    def _pass(self, split: Split, rows: Tensor, source: TargetFeatures) -> dict[str, Tensor]:
+    def _pass(self, split: Split, rows: Tensor, source: FeatureSource) -> dict[str, Tensor]:
         data = self._data[split]
         batch = data.batch(rows)
         features = source(split, rows, padded_for(self._device, batch))
@@ -223,7 +211,7 @@ class FeatureCache:
         stored = store(features, self._recipe.feature_dtype)
         return {name: value.unflatten(0, (len(rows), -1)) for name, value in stored.items()}
 
-    def _unreadable(self, documents: Sequence[Document], source: TargetFeatures) -> str:
+    def _unreadable(self, documents: Sequence[Document], source: FeatureSource) -> str:
         """The document with states that are not finite, if this rank can run its target alone."""
         if self._recipe.shard_target and self._ranks.size > 1:
             return "one of " + ", ".join(document.source or "?" for document in documents)
@@ -235,10 +223,11 @@ class FeatureCache:
         place = self._directory / shard.name
         with writing(self._directory, advice), unfinished(place, f".{os.getpid()}") as scratch:
             save_file(tensors, scratch)
+            sync(scratch)
             scratch.replace(f"{place}.{_checksum(scratch)}.safetensors")
 
 
-class CachedFeatures:
+class CachedFeatures(FeatureSource):
     """The features of a full cache, memory-mapped."""
 
     def __init__(
@@ -249,7 +238,7 @@ class CachedFeatures:
         dtype: torch.dtype,
     ) -> None:
         self._files, self._rows_per_file = files, rows_per_file
-        self._device, self._dtype = device, dtype
+        self.device, self._dtype = device, dtype
         self._opened: dict[Path, Any] = {}
 
     def __call__(self, split: Split, rows: Tensor, batch: Batch) -> Features:
@@ -273,12 +262,12 @@ class CachedFeatures:
 
     def _join(self, parts: Sequence[Tensor], length: int) -> Tensor:
         """Rows end to end on the device, copied asynchronously."""
-        filled, cuda = sum(map(len, parts)), self._device.type == "cuda"
+        filled, cuda = sum(map(len, parts)), self.device.type == "cuda"
         shape = (length, *parts[0].shape[1:])
         joined = torch.empty(shape, dtype=parts[0].dtype, pin_memory=cuda)
         torch.cat(list(parts), out=joined[:filled])
         joined[filled:].zero_()
-        return joined.to(self._device, non_blocking=True)
+        return joined.to(self.device, non_blocking=True)
 
 
 def cache_bytes(recipe: Recipe, config: DrafterConfig, rows: int) -> int:
@@ -287,35 +276,22 @@ def cache_bytes(recipe: Recipe, config: DrafterConfig, rows: int) -> int:
 
 
 def made_from(
-    recipe: Recipe, target: Path, config: DrafterConfig, data: Mapping[Split, PackedRows]
+    recipe: Recipe,
+    teacher: Teacher,
+    dtype: torch.dtype,
+    config: DrafterConfig,
+    data: Mapping[Split, PackedRows],
 ) -> dict[str, object]:
     """Everything that features depend on, keyed by the words an error uses for a mismatch."""
-    described = json.dumps(read_json(target / "config.json"), sort_keys=True).encode()
-    files = safetensors_files(target)
-    if recipe.lora is not None:
-        adapter = model_directory(recipe.lora)
-        files += [adapter / ADAPTER, adapter / ADAPTER_WEIGHTS]
     return {
         "format": VERSION,
-        "target configuration": digest([described]),
-        "target weights": digest(map(_fingerprint, files)),
+        "backend, version or dtype": teacher.computed_by(dtype),
+        **teacher.fingerprint,
         "taps": sorted(config.taps),
         "row_length": recipe.row_length,
         "feature_dtype": recipe.feature_dtype,
         **{f"{split} rows": rows.digest for split, rows in data.items()},
     }
-
-
-def _fingerprint(path: Path) -> bytes:
-    """Bytes that tell a weights file from another without reading it whole."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        header = min(int.from_bytes(file.read(8), "little"), HEADER)
-        pieces = [f"{path.name} {size} ".encode(), file.read(header)]
-        for place in range(0, size, max(size // SAMPLES, 1)):
-            file.seek(place)
-            pieces.append(file.read(SAMPLE))
-    return b"".join(pieces)
 
 
 def _checksum(path: Path) -> str:

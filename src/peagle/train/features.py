@@ -1,8 +1,9 @@
 """The target's hidden states over a batch, which a drafter learns from, computed in process."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -33,35 +34,50 @@ class Features:
         return bool(self.tapped.isfinite().all() and self.final.isfinite().all())
 
 
-class FeatureSource(Protocol):
+class FeatureSource(ABC):
     """Where the features of packed rows come from."""
 
+    device: torch.device
+
+    @abstractmethod
     def __call__(self, split: Split, rows: Tensor, batch: Batch) -> Features:
         """Features of some rows of a split; batch: those rows, end to end, possibly padded."""
 
     def unreadable(self, documents: Sequence[Document]) -> Document | None:
         """The first document whose hidden states are not finite, if any."""
-
-
-@dataclass(frozen=True)
-class TargetFeatures:
-    """Features computed by the target itself at every call."""
-
-    target: Decoder
-    taps: tuple[int, ...]
-
-    def __call__(self, split: Split, rows: Tensor, batch: Batch) -> Features:
-        return target_features(self.target, batch, self.taps)
-
-    def unreadable(self, documents: Sequence[Document]) -> Document | None:
-        """As in `FeatureSource`."""
-        device = self.target.embed.weight.device
         for document in documents:
             batch = pack([document], len(document.tokens)).batch(torch.arange(1))
-            features = target_features(self.target, padded_for(device, batch), self.taps)
-            if not features.finite:
+            if not self("training", torch.arange(1), padded_for(self.device, batch)).finite:
                 return document
         return None
+
+
+class TargetFeatures(FeatureSource):
+    """Features by our own decoder."""
+
+    def __init__(self, target: Decoder, taps: tuple[int, ...]) -> None:
+        self.device, self._target, self._taps = target.embed.weight.device, target, taps
+
+    def __call__(self, split: Split, rows: Tensor, batch: Batch) -> Features:
+        return target_features(self._target, batch, self._taps)
+
+
+def documents_in(batch: Batch) -> list[slice]:
+    """The places of a batch's documents, the longest first; one of one token is padding."""
+    starts = batch.starts.unique().tolist()
+    spans = [slice(*ends) for ends in zip(starts, [*starts[1:], len(batch)], strict=True)]
+    spans.sort(key=lambda span: span.start - span.stop)
+    return [span for span in spans if span.stop - span.start > 1] or spans[:1]
+
+
+def placed(length: int, parts: Sequence[tuple[slice, Features]]) -> Features:
+    """Features of documents at their places in a batch, zeros elsewhere."""
+    like = parts[0][1]
+    shapes = ((length, states.shape[-1]) for states in (like.tapped, like.final))
+    whole = Features(*(like.final.new_zeros(shape) for shape in shapes))
+    for span, states in parts:
+        whole.tapped[span], whole.final[span] = states.tapped, states.final
+    return whole
 
 
 class DocumentAttend:

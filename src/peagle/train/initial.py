@@ -15,7 +15,7 @@ from peagle.drafters.readout import Readout
 from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.drafters.vocabulary import most_frequent, offsets
 from peagle.errors import InputError
-from peagle.models.decoder import Decoder, Embedding
+from peagle.models.ends import Embedding, Ends
 from peagle.models.loading import LENGTHEN
 from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec, NormSpec
 from peagle.models.weights import model_directory
@@ -106,11 +106,20 @@ def _draft_layers(recipe: Recipe, target: DecoderSpec) -> DecoderSpec:
         attention = replace(attention, qk_norm=recipe.qk_norm)
     mlp = MLPSpec(recipe.intermediate_size or fed.intermediate_size)
     norm = NormSpec(target.norm.eps * target.residual_multiplier**2)
-    layers = (LayerSpec(attention, mlp, norm),) * recipe.num_hidden_layers
-    return DecoderSpec(target.vocab_size, target.hidden_size, layers, norm, target.max_length)
+    layers = [
+        LayerSpec(replace(attention, window=window), mlp, norm) for window in _windows(recipe)
+    ]
+    sizes = target.vocab_size, target.hidden_size
+    return DecoderSpec(*sizes, tuple(layers), norm, target.max_length)
 
 
-def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftModel:
+def _windows(recipe: Recipe) -> list[int | None]:
+    """Each draft layer's window."""
+    width, full = recipe.sliding_window, recipe.full_attention_layers
+    return [None if layer in full else width for layer in range(recipe.num_hidden_layers)]
+
+
+def initial_drafter(recipe: Recipe, target: Ends, rows: PackedRows) -> DraftModel:
     """The recipe's drafter to train on from, else one with the target's embeddings and head.
 
     Everything else is drawn from the seed.
@@ -139,7 +148,7 @@ def kept_tokens(config: DrafterConfig, rows: PackedRows) -> Tensor:
 
 
 def _new_drafter(
-    recipe: Recipe, target: Decoder, config: DrafterConfig, rows: PackedRows
+    recipe: Recipe, target: Ends, config: DrafterConfig, rows: PackedRows
 ) -> DraftModel:
     model = DraftModel(config, recipe.row_length + recipe.num_speculative_tokens)
     model.apply(_draw)
@@ -156,7 +165,7 @@ def _new_drafter(
     return model.to(target.embed.weight.device, target.embed.weight.dtype)
 
 
-def _continued_drafter(recipe: Recipe, target: Decoder, config: DrafterConfig) -> DraftModel:
+def _continued_drafter(recipe: Recipe, target: Ends, config: DrafterConfig) -> DraftModel:
     """The drafter to train on from, with a new selector where the recipe wants one."""
     assert recipe.initial_drafter is not None
     directory = model_directory(recipe.initial_drafter)

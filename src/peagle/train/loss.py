@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from peagle.drafters.model import DraftModel
-from peagle.models.decoder import Decoder
+from peagle.models.ends import Ends
 from peagle.ops.acceptance import shared_draw
 from peagle.ops.divergence import weigh
 from peagle.ops.softcap import softcap
@@ -29,7 +29,7 @@ def chunk_rows(vocabulary: int) -> int:
 class Comparison:
     """Compares a drafter's hidden states with the target's."""
 
-    def __init__(self, model: DraftModel, target: Decoder, loss: str) -> None:
+    def __init__(self, model: DraftModel, target: Ends, loss: str) -> None:
         """loss: a name in `divergence.LOSSES`."""
         self._readout, self._target, self._loss = model.readout, target, loss
         self._wanted = dense(target.head.weight).detach()

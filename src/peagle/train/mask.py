@@ -1,5 +1,6 @@
 """Which keys each query sees, in closed form (P-EAGLE, arXiv 2602.01469)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from peagle.transfer import to_device
 
 BLOCK = 128
 """Number of queries, and of keys, in a block of a FlexAttention mask."""
+Tile = tuple[slice, Tensor, Tensor]
+"""Queries, their keys [keys], and [queries, keys] bool: which of these each sees."""
 Blocks = NDArray[np.bool_]
 """[query blocks, key blocks]. In NumPy, whose calls cost a tenth of torch's at this size."""
 KINDS = ("kv", "q", "full_kv", "full_q")
@@ -52,13 +55,21 @@ class Visibility:
         """Number of keys of both kinds."""
         return self.context + (0 if self.chain is None else self.queries)
 
-    def matrix(self, device: torch.device) -> Tensor:
-        """The rule as [queries, keys] bool: the plain twin of `block_mask`."""
-        chain = self.first if self.chain is None else self.chain + self.context
-        rule = self._rule(*(part.to(device) for part in (self.first, self.last, chain)))
-        query = torch.arange(self.queries, device=device)[:, None]
-        seen: Tensor = rule(None, None, query, torch.arange(self.keys, device=device)[None])
-        return seen
+    def tiles(self) -> Iterator[Tile]:
+        """Some queries after another, the keys that any of them sees, and the rule for these: the
+        plain twin of `block_mask`."""
+        for start in range(0, self.queries, BLOCK):
+            rows = slice(start, min(start + BLOCK, self.queries))
+            first, last = self.first[rows, None], self.last[rows, None]
+            keys = torch.arange(int(first.min()), max(int(last.max()), int(first.min()) - 1) + 1)
+            seen = (first <= keys) & (keys <= last)
+            if self.chain is not None:
+                chain = self.chain[rows, None]
+                own = torch.arange(int(chain.min()), rows.stop)
+                query = torch.arange(rows.start, rows.stop)[:, None]
+                seen = torch.cat((seen, (chain <= own) & (own <= query)), dim=1)
+                keys = torch.cat((keys, own + self.context))
+            yield rows, keys, seen
 
     def block_mask(self, device: torch.device) -> Any:
         """FlexAttention's mask, with its blocks found from the intervals."""

@@ -19,22 +19,21 @@ from torch.nn import functional as F
 
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.kind import PEAGLE
-from peagle.drafters.model import DrafterConfig, DraftModel
+from peagle.drafters.model import DraftModel
 from peagle.models.decoder import Decoder
-from peagle.models.families import read_spec
+from peagle.models.foreign import foreign_bytes
+from peagle.models.foreign import multiplied as multiplied_by
 from peagle.models.loading import Stored, stored_bytes
-from peagle.models.weights import model_directory
 from peagle.ops.linear import Linear
 from peagle.ops.moe import RoutedExperts
 from peagle.ops.weight import dense
 from peagle.train.cod import Chains, sample_chains
-from peagle.train.conversations import Summary
 from peagle.train.feature_cache import cache_bytes
-from peagle.train.initial import choose_trained, drafter_config, kept_tokens
+from peagle.train.initial import choose_trained, kept_tokens
 from peagle.train.loss import chunk_rows
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import PackedRows
-from peagle.train.prepare import check_output, check_resumption, read_rows
+from peagle.train.prepare import Preflight, check_output
 from peagle.train.recipe import Recipe
 from peagle.train.schedule import Schedule
 from peagle.train.segment import elements_per_segment, kept_by_layer
@@ -72,45 +71,38 @@ class Parameters:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class Forecast(Preflight):
     """A run that has not begun, and what it would take."""
 
-    recipe: Recipe
     device: torch.device
-    target: Decoder
-    """Without values."""
+    multiplied: int
+    """Parameters of the target's layers that an element is multiplied by."""
     stored: Stored
     """The target's memory, as its files hold it."""
     model: DraftModel
     """Without values."""
-    summary: Summary
-    training: PackedRows
-    validation: PackedRows
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Self:
+    def of(cls, recipe: Recipe, *, dry_run: bool = True) -> Self:
         """Read the data and the configuration.
 
         Raises `InputError` as the run itself would, but not for an output that is finished.
         """
-        check_output(Path(recipe.output), dry_run=True)
+        check_output(Path(recipe.output), dry_run=dry_run)
         device = resolve_device(recipe.device)
-        directory = model_directory(recipe.target, weights=False)
-        spec = read_spec(directory)
-        training, validation, summary = read_rows(recipe, directory, spec)
-        check_resumption(recipe, training, validation)
-        dtype = resolve_dtype("auto", device)
+        dtype, ready = resolve_dtype("auto", device), Preflight.of(recipe, dry_run=dry_run)
         with torch.device("meta"):
-            target = Decoder(spec, 1).to(dtype)
-            model = DraftModel(drafter_config(recipe, spec), 1).to(dtype)
+            model = DraftModel(ready.config, 1).to(dtype)
         choose_trained(recipe, model)
-        stored = stored_bytes(directory, dtype)
-        return cls(recipe, device, target, stored, model, summary, training, validation)
-
-    @property
-    def config(self) -> DrafterConfig:
-        """The drafter's configuration."""
-        return self.model.config
+        teacher = ready.teacher
+        if teacher.own:
+            with torch.device("meta"):
+                multiplied = in_products(Decoder(teacher.spec, 1).layers)
+            stored = stored_bytes(teacher.directory, dtype)
+        else:
+            multiplied = multiplied_by(teacher.directory)
+            stored = foreign_bytes(teacher.directory, dtype)
+        return cls(**vars(ready), device=device, multiplied=multiplied, stored=stored, model=model)
 
     @property
     def draftable(self) -> float | None:
@@ -140,10 +132,12 @@ class Forecast:
 
     def resolved(self) -> dict[str, Any]:
         """Every key of the recipe with the value that the run uses."""
+        attentions = self.config.transformer.attention.values()
         return self.recipe.model_dump() | {
             "intermediate_size": self.config.mlp.intermediate_size,
             "qk_norm": self.config.attention.qk_norm,
             "draft_vocab_size": self.config.draft_vocab_size,
+            "sliding_window": max(each.window or 0 for each in attentions) or None,
             "num_hidden_layers": len(self.config.transformer.layers),
             "norm_before_residual": self.config.norm_before_residual,
             "selector_rank": self.config.selector and self.config.selector.rank,
@@ -278,7 +272,7 @@ class Forecast:
             return self._selector_operations()
         layers = self._layer_operations(self.step, 6)
         if self.recipe.activation_checkpointing and self._one_pass:
-            layers += 2 * self.step.tokens * _in_products(self.model.first, self.model.rest)
+            layers += 2 * self.step.tokens * in_products(self.model.first, self.model.rest)
         head = dense(self.model.readout.head.weight)
         return {
             "target": self._target_operations(self.step) * (not self._cached),
@@ -311,9 +305,9 @@ class Forecast:
         return a_step * rows // self.recipe.rows_per_step
 
     def _target_operations(self, work: Work) -> int:
-        each = self.target.spec.attention.values()
+        each = self.teacher.spec.attention.values()
         attention = sum(4 * heads.width * self._pairs_within(heads.window, work) for heads in each)
-        return 2 * work.tokens * _in_products(self.target.layers) + attention
+        return 2 * work.tokens * self.multiplied + attention
 
     def _pairs_within(self, window: int | None, work: Work) -> int:
         """Pairs of a target's layer; plain attention also computes those before its window."""
@@ -327,7 +321,7 @@ class Forecast:
         An upper bound: context outside the loss ends at the last layer's attention.
         """
         elements = work.tokens + work.deeper
-        products = each * elements * _in_products(self.model.first, self.model.rest)
+        products = each * elements * in_products(self.model.first, self.model.rest)
         attention = sum(each.width for each in self.config.transformer.attention.values())
         return products + 2 * each * attention * work.draft_pairs
 
@@ -369,7 +363,7 @@ def _bytes(module: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in module.parameters())
 
 
-def _in_products(*modules: nn.Module) -> int:
+def in_products(*modules: nn.Module) -> int:
     """Number of parameters that an element is multiplied by."""
     return sum(_multiplied(part) for module in modules for part in module.modules())
 

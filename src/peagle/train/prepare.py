@@ -2,100 +2,107 @@
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Self
 
 import torch
 
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.correction import FOLDER
+from peagle.drafters.model import DrafterConfig
 from peagle.errors import InputError
-from peagle.models.decoder import Decoder
-from peagle.models.families import read_spec
-from peagle.models.loading import load_decoder, load_ends
-from peagle.models.spec import DecoderSpec
 from peagle.models.tokenizer import load_tokenizer
-from peagle.models.weights import model_directory
 from peagle.train.cod import reaches
 from peagle.train.conversations import Summary, read_documents
 from peagle.train.feature_cache import FeatureCache
-from peagle.train.features import FeatureSource, Split
+from peagle.train.features import Split
 from peagle.train.initial import check_mask_token, drafter_config, initial_drafter
 from peagle.train.packing import Document, PackedRows, pack
 from peagle.train.parallel import Ranks
 from peagle.train.recipe import Recipe
-from peagle.train.sharding import load_sharded
 from peagle.train.snapshot import check_snapshot, origin_of, snapshot_path
+from peagle.train.teacher import Teacher
 from peagle.train.trainer import Trainer
 
-Place = tuple[Path, torch.dtype, torch.device]
-"""A target's directory, dtype and device."""
 FINISHED = "holds a finished drafter; name a new directory, or remove it to train again"
-Load = Callable[[Path, torch.dtype, torch.device], Decoder]
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What is read and checked of a recipe before any weights are."""
+
+    recipe: Recipe
+    teacher: Teacher
+    config: DrafterConfig
+    """The drafter's."""
+    training: PackedRows
+    validation: PackedRows
+    summary: Summary
+    origin: Mapping[str, str]
+    """What its snapshots depend on; for a dry run but for the target's files."""
+
+    @classmethod
+    def of(cls, recipe: Recipe, *, dry_run: bool = False) -> Self:
+        """Read the data and the configuration; a dry run fetches no weights.
+
+        Raises `InputError` for a target, data or snapshot that cannot be used.
+        """
+        teacher = Teacher.of(recipe, weights=not dry_run)
+        config = drafter_config(recipe, teacher.spec)  # tells what does not fit before data is read
+        training, validation, summary = read_rows(recipe, teacher)
+        fingerprint = {} if dry_run else teacher.fingerprint
+        origin = origin_of(recipe, training, validation, fingerprint)
+        if snapshot_path(Path(recipe.output)).exists():
+            check_snapshot(snapshot_path(Path(recipe.output)), origin)
+        return cls(recipe, teacher, config, training, validation, summary, origin)
 
 
 def prepare(recipe: Recipe, tell: Callable[[Summary | str], None] = lambda _: None) -> Trainer:
     """Load and check everything that a run needs before its first step, and fill its feature cache.
 
-    `tell` is called with the data's summary, and with the cache's size and progress. Raises
-    `InputError` for a target, data, output or cache that cannot be used.
+    `tell` is called with the data's summary, what is proved of transformers' target, and the
+    cache's size and progress. Raises `InputError` for a target, data, output or cache that cannot
+    be used.
     """
     check_output(Path(recipe.output))
     ranks, device = Ranks.join(resolve_device(recipe.device))
-    directory = model_directory(recipe.target)
-    spec = read_spec(directory)
-    training, validation, summary = read_rows(recipe, directory, spec)
-    check_resumption(recipe, training, validation)
-    tell(summary)
-    place = directory, resolve_dtype("auto", device), device
-    load: Load = partial(_load_target, recipe, ranks)
-    source = None
+    ready, dtype = Preflight.of(recipe), resolve_dtype("auto", device)
+    teacher, rows = ready.teacher, (ready.training, ready.validation)
+    tell(ready.summary)
+    load = partial(
+        teacher.load, ready.config.taps, dtype, device, ranks if recipe.shard_target else None, tell
+    )
     if recipe.features == "online":
-        target = load(*place)
+        target, source = load()
     else:
-        data: dict[Split, PackedRows] = {"training": training, "validation": validation}
-        cache = FeatureCache(recipe, drafter_config(recipe, spec), data, device, ranks)
-        target, source = _cached(recipe, cache, place, load, tell)
-    model = initial_drafter(recipe, target, training)
-    return Trainer(recipe, target, model, training, validation, ranks, source)
+        data: dict[Split, PackedRows] = {"training": rows[0], "validation": rows[1]}
+        cache = FeatureCache(recipe, ready.config, data, device, ranks)
+        missing = cache.missing(teacher, dtype, tell)
+        if missing and teacher.written is not None:
+            written = teacher.read_written(ready.config.taps, dtype, device)
+            cache.fill(missing, written, tell)
+        elif missing:
+            cache.fill(missing, load()[1], tell)
+        target, source = teacher.ends(dtype, device)[0], cache.features(dtype)
+    model = initial_drafter(recipe, target, rows[0])
+    return Trainer(recipe, target, model, *rows, source, ranks, ready.origin)
 
 
-def _load_target(
-    recipe: Recipe, ranks: Ranks, directory: Path, dtype: torch.dtype, device: torch.device
-) -> Decoder:
-    if recipe.shard_target:
-        return load_sharded(directory, dtype, device, ranks, recipe.lora)
-    return load_decoder(directory, dtype, device, lora=recipe.lora)
-
-
-def _cached(
-    recipe: Recipe, cache: FeatureCache, place: Place, load: Load, tell: Callable[[str], None]
-) -> tuple[Decoder, FeatureSource]:
-    """A target without layers, and its features; the layers are loaded only to fill the cache."""
-    directory, dtype, device = place
-    missing = cache.missing(directory, tell)
-    if missing:
-        cache.fill(missing, load(*place), tell)
-    ends = load_ends(directory, dtype, device, lora=recipe.lora)
-    return ends, cache.features(dtype)
-
-
-def read_rows(
-    recipe: Recipe, directory: Path, spec: DecoderSpec
-) -> tuple[PackedRows, PackedRows, Summary]:
+def read_rows(recipe: Recipe, teacher: Teacher) -> tuple[PackedRows, PackedRows, Summary]:
     """Rows to train on, rows held out, and the data's summary.
 
-    Raises `InputError` for a recipe that does not fit the target, and for data that cannot be used.
+    Raises `InputError` for data that cannot be used.
     """
-    drafter_config(recipe, spec)  # tells all that does not fit before the data are read
     documents, summary = read_documents(
         recipe.data,
-        partial(load_tokenizer, directory),
+        partial(load_tokenizer, teacher.directory),
         recipe.row_length,
         recipe.overlong,
-        spec.vocab_size,
+        teacher.spec.vocab_size,
     )
     training, validation = split(documents, recipe)
     _check_chains(validation, recipe.num_speculative_tokens)
@@ -136,13 +143,6 @@ def _check_chains(validation: PackedRows, depths: int) -> None:
             f"chain has {longest} of num_speculative_tokens {depths}; lower that, use longer "
             "responses, or raise validation_documents"
         )
-
-
-def check_resumption(recipe: Recipe, training: PackedRows, validation: PackedRows) -> None:
-    """Raise `InputError` if the output's snapshot is of another run, or damaged."""
-    snapshot = snapshot_path(Path(recipe.output))
-    if snapshot.exists():
-        check_snapshot(snapshot, origin_of(recipe, training, validation))
 
 
 def check_output(output: Path, dry_run: bool = False) -> None:

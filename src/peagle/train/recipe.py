@@ -29,6 +29,8 @@ FROZEN = ("loss", "train_head", "train_embeddings", "optimizer", "activation_che
 """Keys about what does not learn where a selector alone does."""
 SHAPE = (
     "num_hidden_layers",
+    "sliding_window",
+    "full_attention_layers",
     "intermediate_size",
     "qk_norm",
     "draft_vocab_size",
@@ -56,6 +58,12 @@ class Recipe(Config):
     """Unset: the target's."""
     qk_norm: bool | None = None
     """Qwen3-style layers (true) or Llama-style (false); unset: the target's style."""
+    sliding_window: PositiveInt | None = None
+    """Positions that a draft layer sees, its own included. Unset: all. It bounds the drafter's
+    memory; without it acceptance is higher up to some 10,000 tokens."""
+    full_attention_layers: tuple[NonNegativeInt, ...] = ()
+    """Draft layers, counted from 0, that see all positions beside windowed ones: vLLM serves no
+    such P-EAGLE drafter."""
     draft_vocab_size: PositiveInt | None = None
     """Keep this many of the most frequent response tokens; unset: keep the whole vocabulary."""
     taps: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
@@ -94,12 +102,18 @@ class Recipe(Config):
     variation, or LK's hybrid: KL that turns to total variation where the two agree. Over the draft
     ids alone where `draft_vocab_size` reduces the vocabulary."""
 
+    target_backend: Literal["auto", "own", "transformers"] = "auto"
+    """What computes the target's hidden states: peagle's own decoder, or transformers' model.
+    auto: our own where the family is ours."""
     shard_target: bool = False
     """Under torchrun, each process keeps a part of every target layer (FSDP2)."""
     features: Literal["online", "cached"] = "online"
     """Hidden states of the target: computed at every step, or once and kept on disk."""
     feature_cache: UserPath | None = None
     """Directory of the cached features."""
+    feature_source: UserPath | None = None
+    """What has the features to cache: the URL of a vLLM that writes hidden states to a disk here,
+    or a directory of speculators'. Unset: they are computed here."""
     feature_dtype: FeatureDType = "bfloat16"
     """Dtype of the cached features; fp8 is half the size, with a scale for each token and layer."""
 
@@ -166,16 +180,29 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
+    def _fit_windows(self) -> Self:
+        full = self.full_attention_layers
+        if full and self.sliding_window is None:
+            raise ValueError("full_attention_layers needs sliding_window, which others have")
+        if full and max(full) >= self.num_hidden_layers:
+            raise ValueError(
+                f"full_attention_layers names layer {max(full)} of {self.num_hidden_layers}, "
+                "counted from 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _agree(self) -> Self:
         if Path(self.output).name in ("", ".."):
             raise ValueError(f"output {self.output!r} has no name; name a directory of its own")
         if self.features == "cached" and self.feature_cache is None:
             raise ValueError("cached features need feature_cache, a directory")
-        kept = self.feature_cache is not None or self.feature_dtype != "bfloat16"
-        if self.features == "online" and kept:
+        kept = ("feature_cache", "feature_source", "feature_dtype")
+        idle = [key for key in kept if self._changes(key)]
+        if self.features == "online" and idle:
             raise ValueError(
-                "feature_cache and feature_dtype have no effect on online features; leave them out "
-                "or set features to cached"
+                f"{', '.join(idle)} has no effect on online features; leave that out or set "
+                "features to cached"
             )
         return self
 

@@ -1,5 +1,6 @@
 """Samples: what a line of data says, in any of its forms."""
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,10 @@ ROLES = {
 """Who speaks, by every name for it."""
 SILENT = ("assistant", "tool")
 """Roles whose turns may hold no text."""
-FORMS = "messages, conversations, prompt (+ response), text, or prompt_token_ids + token_ids"
+FORMS = (
+    "messages, conversations, prompt (+ response), text, prompt_token_ids + token_ids, or "
+    "input_ids + loss_mask"
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,17 @@ class TokenIds:
     """What the response says, as far as that is known."""
 
 
-Sample = Chat | Continuation | Passage | TokenIds
+@dataclass(frozen=True)
+class MarkedIds:
+    """Token ids of which some are responses, as speculators keeps them."""
+
+    place: str
+    ids: tuple[int, ...]
+    responses: tuple[tuple[int, int], ...]
+    """First and past-the-last token of each."""
+
+
+Sample = Chat | Continuation | Passage | TokenIds | MarkedIds
 
 
 def read_samples(sources: Sequence[str]) -> Iterator[Sample]:
@@ -91,6 +105,14 @@ def parse_sample(place: str, record: dict[str, Any]) -> Sample:
         prompt = _ids(value["prompt_token_ids"], f"{place}: prompt_token_ids")
         text = _text(value, "text", place) if "text" in value else ""
         return TokenIds(place, prompt, _ids(value["token_ids"], f"{place}: token_ids"), text)
+    if value.keys() >= {"input_ids", "loss_mask"}:
+        names = ("input_ids", "loss_mask")
+        read, mask = (_ids(value[key], f"{place}: {key}") for key in names)
+        if len(read) != len(mask):
+            raise InputError(f"{place}: input_ids and loss_mask are not equally long")
+        ends = itertools.accumulate(len([*run]) for _, run in itertools.groupby(mask))
+        runs = itertools.pairwise((0, *ends))
+        return MarkedIds(place, read, tuple(run for run in runs if mask[run[0]]))
     for key in ("messages", "conversations"):
         if key in value:
             return _chat(value, key, place)

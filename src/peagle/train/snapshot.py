@@ -2,17 +2,19 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from peagle.errors import InputError
-from peagle.files import replacing
+from peagle.files import locked, replacing
+from peagle.train.digest import digest
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import PackedRows
 from peagle.train.recipe import Recipe
@@ -35,11 +37,23 @@ def snapshot_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.{SNAPSHOT}")
 
 
-def origin_of(recipe: Recipe, training: PackedRows, validation: PackedRows) -> dict[str, str]:
-    """What a run depends on, keyed by the words an error uses for a mismatch."""
+def output_lock(output: Path, first: bool = True) -> AbstractContextManager[None]:
+    """Keep other runs from an output; the first rank alone holds it. Raises `InputError`."""
+    held = f"another run is writing output {output}; wait for it, or name a new directory"
+    return locked(output.with_name(f"{output.name}.lock"), held) if first else nullcontext()
+
+
+def origin_of(
+    recipe: Recipe, training: PackedRows, validation: PackedRows, target: Mapping[str, str]
+) -> dict[str, str]:
+    """What a run depends on, keyed by the words an error uses for a mismatch.
+
+    target: its fingerprint; empty where that is not compared.
+    """
     return {
         "another recipe": recipe.model_dump_json(exclude_defaults=True, exclude={"shard_target"}),
         "other data": f"{training.digest} {validation.digest}",
+        **{f"other {part}": value for part, value in target.items()},
     }
 
 
@@ -49,18 +63,28 @@ def save_snapshot(
     """Write a snapshot in one rename, so that an interruption leaves the previous one."""
     kept: dict[str, Tensor] = optimizer.state()
     tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
+    said = json.dumps(vars(progress))
     with replacing(path) as scratch:
-        save_file(tensors, scratch, {"progress": json.dumps(vars(progress)), **origin})
+        save_file(tensors, scratch, {"progress": said, "sum": _sum(said, tensors), **origin})
 
 
 def load_snapshot(path: Path, optimizer: DraftOptimizer, origin: Mapping[str, str]) -> Progress:
-    """Restore a snapshot. Raises `InputError` as `check_snapshot` does."""
+    """Restore a snapshot. Raises `InputError` as `check_snapshot` does, or for a wrong checksum."""
     check_snapshot(path, origin)
     with _opened(path) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        progress = Progress(**json.loads(file.metadata()["progress"]))
+        metadata = file.metadata()
+    said = metadata.get("progress", "")
+    if metadata.get("sum") != _sum(said, tensors):
+        raise InputError(f"{path} is damaged: its checksum is another; remove it to start over")
     optimizer.restore(tensors)
-    return progress
+    return Progress(**json.loads(said))
+
+
+def _sum(said: str, tensors: Mapping[str, Tensor]) -> str:
+    """A checksum of a snapshot's progress and tensors."""
+    flat = (tensors[name].flatten().view(torch.uint8).numpy() for name in sorted(tensors))
+    return digest([said.encode(), *(part.data for part in flat)])
 
 
 def check_snapshot(path: Path, origin: Mapping[str, str]) -> None:

@@ -76,7 +76,7 @@ def without_nulls(value: Any) -> Any:
 
 def _load_dataset(name: str, split: str) -> Iterable[dict[str, Any]]:
     """Rows as they arrive, without a copy of the dataset on this machine."""
-    from datasets import load_dataset  # slow to import, and an extra
+    from datasets import load_dataset, load_from_disk  # slow to import, and an extra
 
     rows: Iterable[dict[str, Any]]
     if Path(name).is_file():
@@ -84,6 +84,8 @@ def _load_dataset(name: str, split: str) -> Iterable[dict[str, Any]]:
         if kind is None:
             raise ValueError(f"give a directory, or a file of {', '.join(LOADERS)}")
         rows = load_dataset(kind, data_files={split: name}, split=split, streaming=True)
+    elif (Path(name) / "state.json").is_file():
+        rows = load_from_disk(name)
     else:
         rows = load_dataset(name, split=split, streaming=True)
     return rows

@@ -1,6 +1,6 @@
 """The training loop: float32 weights, bfloat16 compute on a GPU."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +14,11 @@ from peagle.drafters.model import DraftModel
 from peagle.errors import InputError
 from peagle.files import writing
 from peagle.models.decoder import Decoder
+from peagle.models.ends import Ends
 from peagle.train.cod import Chains, Elements, sample_chains
 from peagle.train.depth_weights import pace
 from peagle.train.estimate import Estimate
-from peagle.train.features import Features, FeatureSource, TargetFeatures, padded_for
+from peagle.train.features import Features, FeatureSource, padded_for
 from peagle.train.loss import Comparison
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import Batch, PackedRows
@@ -26,7 +27,13 @@ from peagle.train.partition import ParallelPass, Pass, PassLoss
 from peagle.train.recipe import Recipe
 from peagle.train.schedule import Schedule
 from peagle.train.segment import elements_per_segment
-from peagle.train.snapshot import Progress, load_snapshot, origin_of, save_snapshot, snapshot_path
+from peagle.train.snapshot import (
+    Progress,
+    load_snapshot,
+    output_lock,
+    save_snapshot,
+    snapshot_path,
+)
 from peagle.train.unroll import SequentialPass
 from peagle.transfer import to_device
 
@@ -58,18 +65,20 @@ class Trainer:
     def __init__(
         self,
         recipe: Recipe,
-        target: Decoder,
+        target: Ends,
         model: DraftModel,
         training: PackedRows,
         validation: PackedRows,
+        source: FeatureSource,
         ranks: Ranks = ALONE,
-        source: FeatureSource | None = None,
+        origin: Mapping[str, str] = {},
     ) -> None:
-        """Without a source the target computes the features; with one its layers are not used."""
+        """origin: what the run depends on, keyed by the words an error uses for a mismatch."""
         self.recipe, self.target, self.model = recipe, target, model
+        self._origin = origin
         self._training, self.validation = training, validation
         self._schedule = Schedule(recipe, training)
-        self._source = source or TargetFeatures(target, model.config.taps)
+        self._source = source
         self._device = target.embed.weight.device
         self._segment = elements_per_segment(recipe, model.config, self._device)
         self._compare = Comparison(model, target, recipe.loss)
@@ -83,9 +92,13 @@ class Trainer:
     def run(self, watch: Watch) -> Progress:
         """Train to the last step, or until `stop`.
 
-        Raises `InputError` when the loss is NaN or infinite, naming the documents, and when ranks
-        do not begin with the same data, recipe and snapshot.
+        Raises `InputError` when the loss is NaN or infinite, naming the documents, when ranks do
+        not begin with the same data, recipe and snapshot, and while another run has the output.
         """
+        with output_lock(self._output, self._ranks.first):
+            return self._run(watch)
+
+    def _run(self, watch: Watch) -> Progress:
         self._begin()
         losses: list[Tensor] = []
         for step in range(self._progress.step, self.recipe.steps):
@@ -225,15 +238,14 @@ class Trainer:
 
     @cached_property
     def _shared(self) -> frozenset[str]:
-        """What is the target's, and so is left out of the drafter's file."""
-        own, target = self.model.embed.weight, self.target.embed.weight
-        alike = not own.requires_grad and torch.equal(own, target)
-        return frozenset({EMBEDDINGS} if alike else ())
+        """What is the target's, and so is left out of the drafter's file.
 
-    @cached_property
-    def _origin(self) -> dict[str, str]:
-        """Recipe and data, keyed by the words an error uses for a mismatch."""
-        return origin_of(self.recipe, self._training, self.validation)
+        Nothing of a target that only others serve, since they may scale their embeddings.
+        """
+        own, target = self.model.embed.weight, self.target.embed.weight
+        served = isinstance(self.target, Decoder)
+        alike = served and not own.requires_grad and torch.equal(own, target)
+        return frozenset({EMBEDDINGS} if alike else ())
 
     def estimate(self) -> Estimate:
         """Accuracy and acceptance length on the held-out documents."""

@@ -76,11 +76,16 @@ def read_values(values: Values, source: str) -> tuple[Family, DecoderSpec]:
     if architecture not in FAMILIES:
         raise InputError(
             f"{source}: architecture {architecture} is not supported; peagle runs "
-            f"{', '.join(sorted(FAMILIES))}; vLLM serves other targets with the same drafter"
+            f"{', '.join(sorted(FAMILIES))}; for others it trains drafters, which vLLM serves"
         )
     family = FAMILIES[architecture]
     with reading(source):
         return family, family.spec(values)
+
+
+def has_family(directory: Path) -> bool:
+    """Whether a directory's architecture is one of ours."""
+    return architecture_of(read_json(directory / "config.json")) in FAMILIES
 
 
 def refuse_drafter(values: Values, source: str) -> None:
