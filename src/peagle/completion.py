@@ -19,7 +19,7 @@ class Completion:
     message: Message
     """What they say: of a completion content only, of a chat also thoughts and tool calls."""
     finish_reason: str
-    """stop, length, abort or error."""
+    """stop, length, repetition, abort or error."""
     speculation: Speculation
     logprobs: tuple[TokenLogprobs, ...]
     token_times: tuple[float, ...]
@@ -28,6 +28,8 @@ class Completion:
     """Seconds from arrival until it first ran."""
     cached_tokens: int
     """Tokens of the prompt that the prefix cache already held."""
+    seed: int = 0
+    """By which its tokens were drawn."""
     sections: tuple[Section, ...] = ()
     """What each of `token_ids` belongs to."""
     events: tuple[Event, ...] = ()
@@ -39,6 +41,11 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     """One for each of `prompt_token_ids`, if requested: None for the first, which follows nothing.
     Fewer where the request ended within its prompt."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its model would have gone on."""
+        return self.finish_reason in ("length", "repetition")
 
     @property
     def text(self) -> str:

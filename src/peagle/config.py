@@ -3,7 +3,7 @@
 import itertools
 import json
 import logging
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, Self
@@ -63,6 +63,40 @@ def _problems(kind: type[Config], error: ValidationError) -> list[tuple[str, str
             message = f"give a list: [{given}]" if isinstance(given, str) else "give a list"
         problems.append((key, message))
     return problems
+
+
+class RepetitionDetection(Config):
+    """Which repetitions of tokens at an output's end end it. Names and meanings are vLLM's."""
+
+    max_pattern_size: Annotated[int, Field(ge=0, le=256)] = 0
+    """Most tokens of what is repeated; 0: nothing ends it."""
+    min_pattern_size: NonNegativeInt = 0
+    """Fewest; 0 is 1."""
+    min_count: NonNegativeInt = 0
+    """How often it must stand at the end, one behind another."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.min_pattern_size > self.max_pattern_size:
+            raise ValueError("min_pattern_size is above max_pattern_size")
+        if self.max_pattern_size and self.min_count < 2:
+            raise ValueError("min_count must be at least 2; max_pattern_size 0 detects nothing")
+        return self
+
+    @property
+    def span(self) -> int:
+        """Most tokens that tell."""
+        return self.max_pattern_size * self.min_count
+
+    def found_in(self, output: Sequence[int]) -> bool:
+        """Whether an output ends with a pattern as often."""
+        for size in range(max(self.min_pattern_size, 1), self.max_pattern_size + 1):
+            if len(output) < size * self.min_count:
+                return False
+            tail = output[-size * self.min_count :]
+            if tail[-1] == tail[-1 - size] and tail[size:] == tail[:-size]:
+                return True
+        return False
 
 
 class StructuredOutputs(Config):
@@ -146,6 +180,11 @@ class SamplingParams(Config):
     thinking_token_budget: NonNegativeInt | None = None
     """Most tokens of a chat's thoughts, after which they end, where the target's dialect has a
     token for their end. None: no bound."""
+    repetition_detection: RepetitionDetection | None = None
+    """vLLM's field: end the output where it repeats itself, with the reason `repetition`."""
+    unrecorded_from: PositiveInt | None = None
+    """For audits: the prefix cache is neither read nor filled, requests without a seed keep theirs,
+    and of the prompt only the tokens from here on have log-probabilities."""
     stream_interval: PositiveInt = 1
     """A stream's chunks hold so many tokens, but for its first and its last."""
 

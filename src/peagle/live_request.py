@@ -166,6 +166,7 @@ class LiveRequest:
             token_times=tuple(self.times[:kept]),
             queued=self.beginning.queued,
             cached_tokens=self.beginning.cached,
+            seed=self.beginning.seed,
             sections=tuple(self.reader.sections),
             events=self.reader.events,
             stop_string=self.reader.stop_string,

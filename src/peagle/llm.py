@@ -249,6 +249,14 @@ class LLM:
             for request_id in ids:
                 self.cancel(request_id)
 
+    def complete(self, request: Prepared) -> Completion:
+        """Run one request that is ready to its end."""
+        request_id = self.submit(request, followed=False)
+        while True:
+            for chunk in self._step_for({request_id}):
+                if chunk.completion is not None:
+                    return chunk.completion
+
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, chat: ChatTurn | None = None
     ) -> Iterator[Chunk]:

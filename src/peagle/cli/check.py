@@ -1,6 +1,7 @@
 """`peagle check`: what drafts, and what is wrong with it."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,8 +17,6 @@ from peagle.config import SpeculativeConfig
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from peagle.drafters.diagnosis import Diagnosis
 
 EXAMPLE = """\b
@@ -64,6 +63,9 @@ def check(
     lora: Annotated[
         str | None, typer.Option(help="LoRA adapter to merge into the target, too.")
     ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Judge again what a server's --audit-dump has kept.")
+    ] = None,
 ) -> None:
     """Say what drafts, a drafter or a lookup, and whether it fits its target.
 
@@ -75,6 +77,9 @@ def check(
 
     if lora is not None and target is None:
         raise InputError("--lora is merged into a target: give --target")
+    if replay is not None:
+        _replay(replay, target, speculation, lora)
+        return
     beside = model_directory(target) if target is not None else None
     facts, problems = _drafter(speculation, beside)
     if beside is not None and speculation.has_network:
@@ -86,6 +91,29 @@ def check(
     if problems:
         raise typer.Exit(PROBLEMS_FOUND)
     typer.echo("no problem found" if target is None else f"no problem found; it fits {target}")
+
+
+def _replay(
+    file: Path, target: str | None, speculation: SpeculativeConfig, lora: str | None
+) -> None:
+    """Judge a case of an audit here, and what differs once more as it was served."""
+    from peagle.audit import BOUND, EXACT_BOUND, Case
+    from peagle.cli.loading import load_llm
+    from peagle.config import EngineConfig
+
+    case = Case.load(file)
+    llm = load_llm(target, speculation, EngineConfig(lora=lora))
+    bound = EXACT_BOUND if llm.engine.facts.is_exact else BOUND
+    verdict = case.judge(llm.complete(case.scoring), bound)
+    typer.echo(
+        f"{verdict.result}: the largest margin of {len(case.answer)} tokens is "
+        f"{verdict.margin:.3f} (bound {bound}), of token {verdict.margins.index(verdict.margin)}"
+    )
+    if verdict.result == "different":
+        place = verdict.first
+        alone = llm.complete(case.replay(place, num_speculative_tokens=0))
+        typer.echo(f"decoded again: {case.cause(place, alone, llm.complete(case.replay(place)))}")
+        raise typer.Exit(PROBLEMS_FOUND)
 
 
 def _drafter(

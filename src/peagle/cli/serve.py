@@ -52,6 +52,9 @@ SERVER: dict[str, Help] = {
     "stream_interval": "Tokens for which a stream waits between events.",
     "generation_config": "vllm: no sampling parameters from the target's generation_config.json.",
     "log_format": "Form of log lines.",
+    "audit": "Share of the answers that are checked, token by token, in idle time.",
+    "audit_action": "drain: end with exit code 1 after a finding.",
+    "audit_dump": ("Directory for the tokens of what is found.", "none"),
 }
 """What fields of `ServerSettings` do."""
 READERS: dict[str, Help] = {
@@ -171,6 +174,7 @@ def serve(
         )
         drawn: dict[str, Any] = {"seed": secrets.randbits(SEED_BITS)}
         config = EngineConfig(**drawn | sizes, **hardware)
+    _check_audit(settings, drafting)
     run = _runner()
     run.set_up_log(settings.log_format)
     for line in command.said:
@@ -184,6 +188,18 @@ def serve(
         llm = open_async_llm(place, speculation, config, chat)
         told = _announcement(llm, settings.model_names[0], place, speculation, config)
         return run.serve(llm, settings, listener, told if settings.log_format == "text" else None)
+
+
+def _check_audit(settings: ServerSettings, drafting: NamedDrafter) -> None:
+    """Raise `InputError` for audits that would find nothing but what was asked for, and for a
+    directory that cannot be written."""
+    if settings.audit and "synthetic" in (drafting.speculative_config or ""):
+        raise InputError("--audit: drafts are accepted by given rates, so every answer differs")
+    if settings.audit_dump is not None:
+        try:
+            Path(settings.audit_dump).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--audit-dump {settings.audit_dump}: {reason(error)}") from None
 
 
 def _runner() -> Any:

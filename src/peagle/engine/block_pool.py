@@ -50,6 +50,9 @@ class BlockPool:
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._free[block] = None
+        for block in blocks:
+            if block in self._free and block not in self._hash_of:  # nobody can find it again
+                self._free.move_to_end(block, last=False)
 
     def disown(self, blocks: Sequence[int]) -> list[int]:
         """Forget what blocks hold: `match` misses them. Returns those with one reference."""

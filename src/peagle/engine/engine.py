@@ -84,6 +84,8 @@ class EngineFacts:
     """Of the first request without one; later ones have those after it."""
     step_timeout: float
     """Seconds after which a step counts as stuck; infinite: never."""
+    is_exact: bool = False
+    """Whether the target computes in float32."""
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Raise `InputError` for what cannot be run as asked; callable from any thread."""
@@ -102,6 +104,10 @@ class EngineFacts:
                 f"num_speculative_tokens {k} is above the engine's {self.k}; ask for no more, or "
                 "start it with a larger K"
             )
+
+
+FLOAT32 = 4
+"""Bytes of a number in float32."""
 
 
 class EngineDeadError(Exception):
@@ -206,6 +212,7 @@ class Engine:
             kv_tokens=self._kv_tokens,
             seed=self._seed,
             step_timeout=self._step_timeout,
+            is_exact=self.target.embed.weight.dtype.itemsize == FLOAT32,
         )
 
     @property
@@ -247,7 +254,7 @@ class Engine:
         )
         ends = () if params.ignore_eos else self.end_tokens
         request.stop_ids = frozenset((*ends, *params.stop_token_ids))
-        self._added += 1
+        self._added += params.unrecorded_from is None
         self.scheduler.add(request)
         return request
 

@@ -19,6 +19,8 @@ take a GPU about as long as the step that it waits for."""
 
 WORTH_KEEPING = 256
 """Fewest tokens between states that are kept: each ends a pass, which takes as long as a cycle."""
+UNRECORDED_ROWS = 1024
+"""Most rows of an audit in one pass, for which a newcomer may have to wait."""
 
 
 class Share(Struct, frozen=True):
@@ -287,7 +289,7 @@ class Planner:
             whole = self._until_state(request, start, blocks)
             rows = min(whole, left)
             completes = rows == known
-            keeps = rows == whole and not completes
+            keeps = rows == whole and not completes and not request.is_unrecorded
             hosted = completes and request.needs_host
             return Share(request, rows, 0, start, completes, decodes, hosted, keeps_state=keeps)
         drafts = max(min(k, limits.max_length - request.total, left - 1), 0)
@@ -296,6 +298,8 @@ class Planner:
     def _until_state(self, request: Request, start: int, blocks: HeldBlocks) -> int:
         """Rows to the end, or until the state of recurrent layers is to be kept: where what the
         cache knew of a prompt ends, and behind the last whole block that others may share."""
+        if request.is_unrecorded:
+            return min(request.total - start, UNRECORDED_ROWS)
         if self._groups.states is None or not self._limits.prefix_caching:
             return request.total - start
         size = self._block_size

@@ -88,8 +88,8 @@ class Request:
         """Prompt tokens found in the prefix cache when it first ran."""
         self.reused = 0
         """Tokens found there when it was last admitted."""
-        self.distrusts_cache = False
-        """Whether it has met NaN after cached keys, and is computed without them now."""
+        self.distrusts_cache = params.unrecorded_from is not None
+        """Whether it has met NaN after cached keys, or audits them, and is computed without any."""
         self.told = False
         """Whether an output has said how it began."""
 
@@ -124,7 +124,8 @@ class Request:
         """Positions of the prompt whose next token's log-probability is still to be found."""
         last = self.prompt_length - 1
         asked = self.params.prompt_logprobs is not None
-        return range(len(self.prompt_logprobs) if asked else last, last)
+        first = (self.params.unrecorded_from or 1) - 1
+        return range(first + len(self.prompt_logprobs) if asked else last, last)
 
     @property
     def furthest(self) -> int:
@@ -149,7 +150,17 @@ class Request:
                 return tokens[:index], "error"
             if token in self.stop_ids and self.output_length + index >= self.params.min_tokens:
                 return tokens[: index + 1], "stop"
+            if index + 1 < allowed and self._repeats(tokens[: index + 1]):
+                return tokens[: index + 1], "repetition"
         return tokens[:allowed], "length" if tokens and len(tokens) >= allowed else None
+
+    def _repeats(self, new: tuple[int, ...]) -> bool:
+        """Whether its output repeats itself so that it ends, given its next tokens."""
+        detection = self.params.repetition_detection
+        if detection is None or self.output_length + len(new) < self.params.min_tokens:
+            return False
+        first = max(self.prompt_length, self.total - detection.span)
+        return detection.found_in((*self.tokens[first:], *new))
 
     @property
     def speculates(self) -> bool:
@@ -209,6 +220,11 @@ class Request:
         return 0 if self.distrusts_cache else tokens // size
 
     @property
+    def is_unrecorded(self) -> bool:
+        """Whether it must leave no trace, as an audit."""
+        return self.params.unrecorded_from is not None
+
+    @property
     def settings(self) -> Settings:
         """How its tokens are chosen, as a worker knows it."""
         params = self.params
@@ -252,7 +268,7 @@ class Request:
         """What the first output with tokens, or an end, tells once."""
         self.told = True
         queued = (self.admitted or self.arrived) - self.arrived
-        return Beginning(queued, self.cached, tuple(self.prompt_logprobs))
+        return Beginning(queued, self.cached, tuple(self.prompt_logprobs), self.seed)
 
     def forget_cache(self) -> None:
         """Go back to having no KV, as after a preemption; the tokens stay."""
@@ -273,6 +289,8 @@ class Beginning(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens found in the prefix cache."""
     prompt_logprobs: tuple[TokenLogprobs, ...]
     """Of the prompt's second token and those after it, if requested; fewer after an error."""
+    seed: int = 0
+    """By which its tokens were drawn."""
 
 
 class RequestOutput(msgspec.Struct, frozen=True, array_like=True):

@@ -239,7 +239,7 @@ class Scheduler:
         self.groups.share(prefix)  # before anybody takes blocks that nobody holds
         self.waiting.remove(request)
         bisect.insort_right(self.running, request, key=_priority)
-        self.prefix_queries += request.total
+        self.prefix_queries += 0 if request.is_unrecorded else request.total
         self.prefix_hits += share.start
         row = self.rows.admit()
         for group, passed in enumerate(prefix.passed):
@@ -361,7 +361,11 @@ class Scheduler:
         """Register the request's full blocks in the prefix cache, where all keys of its first
         `written` positions are written."""
         size = self._capacity.block_size
-        if not self._prefix_caching or written < (request.remembered + 1) * size:
+        if (
+            not self._prefix_caching
+            or request.is_unrecorded
+            or written < (request.remembered + 1) * size
+        ):
             return
         hashes = request.block_hashes(written // size, size)
         for index in range(request.remembered, len(hashes)):

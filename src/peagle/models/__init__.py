@@ -4,7 +4,8 @@
   (its layers in few launches).
 - A directory to one: `families` (a module each: what `config.json` means, what tensors are called),
   `loading` (whole or in parts), `weights` (safetensors files, strictly), `quantization` (the format
-  of the weights), `formats` (what files hold of each), `saving` (the way back).
+  of the weights), `formats` (what files hold of each), `adapter` (LoRA, merged into them), `saving`
+  (the way back).
 - Beside it: `tokenizer`, `chat_template`, `generation_config` (sampling defaults and end-of-text
   ids).
 """

@@ -22,19 +22,9 @@ from peagle.models.weights import (
     read_tensor_file,
 )
 
-REFUSED = (
-    "use_dora",
-    "use_qalora",
-    "use_bdlora",
-    "lora_bias",
-    "modules_to_save",
-    "trainable_token_indices",
-    "layer_replication",
-    "alora_invocation_tokens",
-    "arrow_config",
-    "monteclora_config",
-    "kasa_config",
-)
+REFUSED = """
+use_dora use_qalora use_bdlora lora_bias modules_to_save trainable_token_indices layer_replication
+alora_invocation_tokens arrow_config monteclora_config kasa_config"""
 """Keys of PEFT's configuration whose adapters are more than a product beside a weight."""
 CHANGED_AT_START = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """How names of beginnings begin that change the target's own weights, too."""
@@ -192,7 +182,7 @@ def _refuse(config: Mapping[str, Any]) -> None:
     kind = str(config.get("peft_type")).upper()
     if kind != "LORA":
         raise InputError(f"peft_type {kind} is not supported, only LORA")
-    for key in REFUSED:
+    for key in REFUSED.split():
         if config.get(key):
             _stop(f"{key} is not supported")
     if config.get("bias", "none") != "none":

@@ -48,15 +48,21 @@ LABELS = ("model_name", "engine")
 ENGINE = "0"
 STOPS: tuple[Stopped, ...] = get_args(Stopped)
 """Why nothing is drafted."""
-ENDINGS = ("stop", "length", "abort", "error")
+ENDINGS = ("stop", "length", "abort", "error", "repetition")
 """Why a sequence ends."""
 REFUSALS = ("queue", "draining", "engine")
 """Why a request is refused: too many wait, the server shuts down, the engine failed."""
+AUDITED = ("equal", "near_tie", "different", "skipped", "dropped")
+"""What audits find, or why there was none: it cannot be judged, or there was no time."""
+MARGINS = (0.01, 0.03, 0.0625, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16)
 COUNTERS: Mapping[str, tuple[str, str, Iterable[str]]] = {
     "vllm:prompt_tokens": ("Prompt tokens computed.", "", ()),
     "vllm:prompt_tokens_cached": ("Of these, those found cached.", "", ()),
     "vllm:request_success": ("Requests ended.", "finished_reason", ENDINGS),
     "peagle:requests_rejected": ("Requests refused.", "reason", REFUSALS),
+    "peagle:audited_requests": ("Answers audited.", "result", AUDITED),
+    "peagle:audited_tokens": ("Tokens audited.", "", ()),
+    "peagle:audit_flips": ("Of these, those that are not the first.", "", ()),
 }
 """What each counts, and perhaps a further label with its values."""
 HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
@@ -71,6 +77,7 @@ HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
     "vllm:request_generation_tokens": COUNTS,
     "vllm:request_params_max_tokens": COUNTS,
     "vllm:request_params_n": CHOICES,
+    "peagle:audit_margin": MARGINS,
 }
 """Bounds of their buckets."""
 
@@ -212,6 +219,8 @@ class _StateCollector(Collector):
         self._labels, self._engine, self._drafts = labels, engine, drafts
         self.tokens = 0
         """Tokens generated."""
+        self.audited = time.monotonic()
+        """When the last audit ended, or this began."""
         self._seconds = 0.0
         self._counts = [0] * (len(FAST_SECONDS) + 1)
         """Chunks by the first bound that is not below the time since the one before."""
@@ -242,6 +251,7 @@ class _StateCollector(Collector):
             "vllm:num_requests_waiting": stats.waiting,
             "vllm:kv_cache_usage_perc": stats.kv_usage,
             "peagle:step_age_seconds": self._engine.step_age,
+            "peagle:audit_seconds_since_last": time.monotonic() - self.audited,
         }
         counters = {
             "vllm:prefix_cache_queries": stats.prefix_queries,

@@ -16,6 +16,7 @@ from peagle.config import (
     Bias,
     MinP,
     Penalty,
+    RepetitionDetection,
     RepetitionPenalty,
     Temperature,
     TopK,
@@ -155,6 +156,8 @@ class GenerationBody(SharedBody):
     priority: Integer | None = None
     stream_interval: Positive | None = None
     """Of waiting requests those with the lowest number are next."""
+    repetition_detection: RepetitionDetection | None = None
+    """Ends an output that repeats itself."""
     cache_salt: str | None = None
     """Requests with different salts share no cached prefix."""
     response_format: ResponseFormat | None = None

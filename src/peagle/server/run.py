@@ -105,7 +105,7 @@ def serve(
         service.close()
         if llm.alive:  # in a step that does not end
             server.leave_after(FAREWELL)
-    return int(llm.failed)
+    return int(llm.failed or service.distrusted)
 
 
 def _warn(llm: AsyncLLM, settings: ServerSettings, host: str) -> None:
@@ -140,11 +140,14 @@ class DrainingServer(uvicorn.Server):
         self._service, self._announce = service, announce
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._auditing: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to answer, and say so."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        if self._service.auditor is not None:
+            self._auditing = asyncio.ensure_future(self._service.auditor.run())
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]
             self._announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
@@ -154,6 +157,8 @@ class DrainingServer(uvicorn.Server):
         figures of traffic now and then."""
         if counter and counter % TICKS_A_LINE == 0 and (line := self._service.metrics.line()):
             log.info(line)
+        if self._service.distrusted and not self._service.draining:
+            self.handle_exit(signal.SIGTERM, None)
         return await super().on_tick(counter) or self._service.failed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from peagle.async_llm import AsyncLLM, Batch
+from peagle.completion import Chunk
 from peagle.config import SamplingParams
 from peagle.detokenizer import detokenize
 from peagle.live_request import ChatTurn, Prepared
 from peagle.llm import LLM, Prompt
 from peagle.preparation import SIZE, kind_of
+from peagle.server.auditor import Auditor
 from peagle.server.errors import APIError, closing, unresponsive
 from peagle.server.metrics import Metrics, Watch
 from peagle.server.middleware import KEY
@@ -59,6 +61,12 @@ class Service:
         self.started = int(time.time())
         self.admitted = 0
         """Sequences that wait or run."""
+        self.distrusted = False
+        """Whether an audit has found what ends the server."""
+        self.auditor: Auditor | None = None
+        if settings.audit:
+            idle = self._is_idle
+            self.auditor = Auditor(llm, settings, self.metrics, idle, self._distrust)
 
     @property
     def ready(self) -> bool:
@@ -143,7 +151,12 @@ class Service:
         batches = await running.enter_async_context(self._async.run(prepared))
         for watch in watches:
             running.callback(watch.close)
-        return Job(prepared, _counted(batches, watches), n)
+
+        def offer(index: int, chunk: Chunk) -> None:
+            if self.auditor is not None and chunk.completion is not None:
+                self.auditor.offer(prepared[index], chunk.completion)
+
+        return Job(prepared, _counted(batches, watches, offer), n)
 
     def _apart(self, params: SamplingParams) -> SamplingParams:
         """Parameters by which no other key's requests share a cached prefix: `cached_tokens` would
@@ -162,6 +175,12 @@ class Service:
         if (count := _scores(asked)) > (most := limits.prompt_logprobs):
             told = f"{count} log-probabilities of prompts, but an answer holds {most}"
             raise APIError(400, f"{told}; ask for fewer, or send fewer prompts", "prompt")
+
+    def _is_idle(self) -> bool:
+        return not self.admitted and not self.draining
+
+    def _distrust(self) -> None:
+        self.distrusted = self.settings.audit_action == "drain"
 
     async def drain(self) -> None:
         """Accept no more requests, and wait for those that run as long as the settings allow."""
@@ -187,7 +206,9 @@ def _scores(asked: Iterable[tuple[int, int | None]]) -> int:
     return sum(tokens * (1 + top) for tokens, top in asked if top is not None)
 
 
-async def _counted(batches: AsyncIterator[Batch], watches: Sequence[Watch]) -> AsyncIterator[Batch]:
+async def _counted(
+    batches: AsyncIterator[Batch], watches: Sequence[Watch], offer: Callable[[int, Chunk], object]
+) -> AsyncIterator[Batch]:
     async for batch in batches:
         now = time.perf_counter()
         ends = any(chunk.completion is not None for _, chunk in batch)
@@ -195,5 +216,6 @@ async def _counted(batches: AsyncIterator[Batch], watches: Sequence[Watch]) -> A
             yield batch
         for index, chunk in batch:
             watches[index].add(chunk, now)
+            offer(index, chunk)
         if ends:
             yield batch

@@ -65,4 +65,10 @@ class ServerSettings(Config):
     """A stream's events hold so many tokens, but for its first, which is sent at once."""
     generation_config: Literal["auto", "vllm"] = "auto"
     """Whether the sampling parameters of the target's generation_config.json are the defaults."""
+    audit: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Share of the answers whose tokens are checked in idle time by a prefill of their own."""
+    audit_action: Literal["log", "drain"] = "log"
+    """drain: after a finding the server ends as by SIGTERM, with exit code 1."""
+    audit_dump: str | None = None
+    """Directory for the cases of findings, which hold the texts' tokens; unset: none are kept."""
     limits: Limits = Limits()

@@ -27,7 +27,7 @@ class MessagesAnswer:
     def whole(self, done: Sequence[Completion]) -> Json:
         """The answer as one object."""
         [completion] = done
-        self._blocks.take(completion.events, completion.finish_reason == "length")
+        self._blocks.take(completion.events, completion.is_cut)
         content = [block.shown for block in self._blocks.done]
         counts = _usage(usage(self._job, done))
         return {**self._head, "content": content, **_stop(completion), "usage": counts}
@@ -49,7 +49,7 @@ class MessagesAnswer:
     def end(self, done: Sequence[Completion]) -> Iterator[bytes]:
         """The end of the last block, and why the message ends."""
         [completion] = done
-        yield from map(_event, self._blocks.close(completion.finish_reason == "length"))
+        yield from map(_event, self._blocks.close(completion.is_cut))
         counts = _usage(usage(self._job, done))
         yield _event({"type": "message_delta", "delta": _stop(completion), "usage": counts})
         yield _event({"type": "message_stop"})
@@ -65,7 +65,7 @@ def _event(data: Json) -> bytes:
 
 def _stop(completion: Completion) -> Json:
     reason = "end_turn"
-    if completion.finish_reason == "length":
+    if completion.is_cut:
         reason = "max_tokens"
     elif completion.stop_string is not None:
         reason = "stop_sequence"

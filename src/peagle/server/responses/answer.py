@@ -56,7 +56,7 @@ class ResponsesAnswer:
     def whole(self, done: Sequence[Completion]) -> Json:
         """The answer as one object."""
         [completion] = done
-        self._items.take(completion.events, _is_cut(completion))
+        self._items.take(completion.events, completion.is_cut)
         return self._finished(completion)
 
     def begin(self) -> Iterator[bytes]:
@@ -73,7 +73,7 @@ class ResponsesAnswer:
     def end(self, done: Sequence[Completion]) -> Iterator[bytes]:
         """The end of the last item, and the whole response."""
         [completion] = done
-        yield from map(self._event, self._items.close(_is_cut(completion)))
+        yield from map(self._event, self._items.close(completion.is_cut))
         response = self._finished(completion)
         yield self._event({"type": f"response.{response['status']}", "response": response})
 
@@ -89,7 +89,7 @@ class ResponsesAnswer:
 
     def _finished(self, completion: Completion) -> Json:
         counts = _usage(usage(self._job, [completion]))
-        if not _is_cut(completion):
+        if not completion.is_cut:
             return self._response("completed") | {"usage": counts}
         why = {"reason": "max_output_tokens"}
         return self._response("incomplete") | {"incomplete_details": why, "usage": counts}
@@ -97,10 +97,6 @@ class ResponsesAnswer:
     def _response(self, status: str) -> Json:
         state = {"status": status, "error": None, "incomplete_details": None, "usage": None}
         return {**self._head, **state, "output": [item.shown for item in self._items.done]}
-
-
-def _is_cut(completion: Completion) -> bool:
-    return completion.finish_reason == "length"
 
 
 def _usage(counts: Json) -> Json:

@@ -1,0 +1,113 @@
+"""Audits of a server: what is judged, what waits, what the log and the metrics say."""
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from peagle import LLM, AsyncLLM, SamplingParams
+from peagle.cli.app import app
+from peagle.pair import bundled
+from peagle.server import auditor as audits
+from peagle.server.auditor import Auditor
+from peagle.server.metrics import Metrics
+from peagle.server.settings import ServerSettings
+
+
+class Server:
+    """An engine whose answers are audited while nothing is admitted."""
+
+    def __init__(self, place: Path) -> None:
+        self.llm = AsyncLLM(lambda: LLM(bundled("target")))
+        engine, totals = self.llm.llm.engine, self.llm.llm.draft_totals
+        self.metrics, self.idle, self.findings = Metrics("demo", engine, totals), True, 0
+        settings = ServerSettings(model_names=("demo",), audit=1.0, audit_dump=str(place))
+        self.auditor = Auditor(self.llm, settings, self.metrics, lambda: self.idle, self._found)
+
+    def _found(self) -> None:
+        self.findings += 1
+
+    def count(self, result: str) -> int:
+        found = re.search(
+            rf'audited_requests_total.*"{result}"}} (\d+)', self.metrics.text().decode()
+        )
+        assert found is not None
+        return int(found[1])
+
+    async def answer(
+        self, change: Callable[..., tuple[int, ...]] = tuple, **params: object
+    ) -> None:
+        """Serve an answer, changed afterwards, to the auditor."""
+        request = await self.llm.prepare("def f(", SamplingParams(max_tokens=24, **params))
+        done = await self.llm.complete(request)
+        self.auditor.offer(request, replace(done, token_ids=change(done.token_ids)))
+
+    @asynccontextmanager
+    async def auditing(self) -> AsyncIterator[None]:
+        task = asyncio.ensure_future(self.auditor.run())
+        yield
+        task.cancel()
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        async with asyncio.timeout(120):
+            while not reached():
+                await asyncio.sleep(0.02)
+
+
+def damaged(tokens: tuple[int, ...]) -> tuple[int, ...]:
+    return (*tokens[:12], tokens[12] + 1, *tokens[13:])
+
+
+def test_findings_are_counted_logged_without_text_and_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(audits, "IDLE", 0.0)
+    caplog.set_level(logging.INFO, "peagle.audit")
+
+    async def run() -> None:
+        server = Server(tmp_path)
+        await server.answer()
+        await server.answer(temperature=0.8, seed=5)
+        await server.answer(damaged)
+        await server.answer(repetition_penalty=1.3)
+        server.idle = False
+        async with server.auditing():
+            await asyncio.sleep(0.2)
+            assert server.count("equal") == 0  # which would be in a request's way
+            server.idle = True
+            await server.until(lambda: server.findings > 0)
+        assert [server.count(name) for name in ("equal", "different", "skipped")] == [2, 1, 1]
+        assert "peagle:audited_tokens_total" in server.metrics.text().decode()
+        server.llm.close()
+
+    asyncio.run(run())
+    [told] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert re.search(r"differs at token 12 of 24: margin .* seed 2, T=0.0, K=0; .* not_repr", told)
+    assert "audits a share of 1.0" in caplog.text
+    [case] = tmp_path.glob("audit-*.json")
+    assert len(json.loads(case.read_text())["answer"]) == 24
+    drafter = ["check", str(bundled("peagle")), "--target", str(bundled("target"))]
+    shown = CliRunner().invoke(app, [*drafter, "--replay", str(case)])
+    assert shown.exit_code == 2
+    assert re.search(r"^different: .*\ndecoded again: not_reproduced", shown.output)
+
+
+def test_an_audit_that_cannot_tell_damage_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(audits, "EXACT_BOUND", 1e3)
+
+    async def run() -> None:
+        server = Server(tmp_path)
+        await asyncio.wait_for(server.auditor.run(), 120)
+        server.llm.close()
+
+    asyncio.run(run())
+    assert "the self-test found margins of 0.00 in a healthy answer" in caplog.text
