@@ -159,6 +159,8 @@ def test_taps_by_default(target: Decoder, tmp_path: Path) -> None:
         ({"attention_value_scale": 0.5}, "attention_value_scale"),
         ({"is_neox_style": False}, "is_neox_style"),
         ({"target_layer_ids": [1, 9, 17]}, "aux layers"),
+        ({"target_layer_ids": [2, 0, 1]}, "not ascending"),
+        ({"gate_of_next_year": 3}, "gate_of_next_year"),
         ({"target_layer_ids": [0, 1]}, "fc.weight"),
         ({"mask_token_id": 4000}, "mask token id 4000"),
     ],
@@ -214,3 +216,10 @@ def test_check_says_what_it_is_and_whether_it_fits(tmp_path: Path) -> None:
     assert diagnose(tmp_path / "head").problems == ()
     other = tiny.save_target(tmp_path / "other")
     assert diagnose(tmp_path / "head", other).problems
+
+
+def test_a_mask_of_its_own_is_refused(target: Decoder, tmp_path: Path) -> None:
+    head = heads.save_head(tmp_path, "full")
+    (head / "mask_embedding.pt").touch()
+    with pytest.raises(InputError, match=r"mask_embedding\.pt: not supported"):
+        load_dflash(head, target)

@@ -54,6 +54,13 @@ REFUSED = {
     "attention_value_scale": "values are scaled",
 }
 """Keys that change the forward in ways that peagle does not run, and what they say."""
+READ = {
+    *("mask_token_id", "target_layer_ids", "block_size", "causal", "use_swa", "swa_window_size"),
+    *("input_embedding_scale", "output_multiplier", "final_logit_softcapping"),
+    *("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
+}
+"""Keys of `dflash_config` that are read; others may change the forward."""
+MASK_EMBEDDING = "mask_embedding.pt"
 NEOX = "is_neox_style", "rope_is_neox_style"
 BLOCK = 16
 """Rows of a block where nothing is said."""
@@ -77,6 +84,8 @@ def read_block_config(directory: Path, target: DecoderSpec) -> BlockConfig:
     target: names the aux layers where the file does not.
     """
     with reading(str(directory)):
+        if (directory / MASK_EMBEDDING).exists():
+            raise InputError(f"{MASK_EMBEDDING}: not supported, a mask of its own; vLLM serves it")
         values = read_json(directory / "config.json")
         return _config(values, target)
 
@@ -89,6 +98,9 @@ def _config(values: Values, target: DecoderSpec) -> BlockConfig:
             raise InputError(f"{key} {own[key]}: {told}, which is not supported; vLLM serves it")
     if any(own.get(key) is False for key in NEOX):
         raise InputError("is_neox_style false: heads turn in pairs of neighbours; vLLM serves it")
+    nested = values.get(NESTED) or {}
+    for key in sorted(nested.keys() - READ - REFUSED.keys() - set(NEOX)):
+        raise InputError(f"dflash_config has {key}, which peagle does not know; vLLM may serve it")
     shape, block = _transformer(values, own), int(own.get("block_size") or BLOCK)
     drafted = int(own.get("draft_vocab_size") or shape.vocab_size)
     require_positive(block_size=block - 1, draft_vocab_size=drafted)
@@ -127,6 +139,8 @@ def _taps(values: Values, own: Values, layers: int, of_target: int) -> tuple[int
     if named is None:
         step = (of_target - 4) / (layers - 1)
         named = [round(1 + index * step) for index in range(layers)]
+    if list(named) != sorted(named):
+        raise InputError(f"target_layer_ids {list(named)} are not ascending, as fc reads them")
     return tuple(int(layer) + 1 for layer in named)
 
 
