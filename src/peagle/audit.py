@@ -40,7 +40,7 @@ class Verdict:
     """What an audit found in an answer."""
 
     margins: tuple[float, ...]
-    """Of each token."""
+    """The margin of each token."""
     bound: float
 
     @property

@@ -174,7 +174,7 @@ class SamplingParams(Config):
     """Keep only so many tokens from the prompt's end; -1 keeps as many as leave room for
     `max_tokens`."""
     priority: int = 0
-    """Of waiting requests those with the lowest number are next."""
+    """Its place among waiting requests: those with the lowest number are next."""
     cache_salt: str | None = None
     """Requests with different salts share no cached prefix."""
     thinking_token_budget: NonNegativeInt | None = None
@@ -267,8 +267,8 @@ xpress_topc"""
 IDLE_KEYS = frozenset(IDLE.split())
 """Keys of vLLM's `--speculative-config` that change no answer, and have nothing to set here."""
 SHORTEST_MATCH, LONGEST_MATCH = 3, 16
-"""Of lookups, where nothing is said: shorter matches are seldom right, and of longer ones all are
-right equally often."""
+"""The lengths of a lookup's match, where nothing is said: shorter matches are seldom right, and
+longer ones are all right equally often."""
 
 
 def known_methods() -> tuple[str, ...]:
@@ -435,8 +435,8 @@ class EngineConfig(Config):
     CPU, of which prompts may take 1,024; prompts may take all of a number that is given."""
     enable_prefix_caching: bool = True
     quantize_activations: bool = True
-    """Of a target in FP8 whose files ask for it, on a Hopper GPU: dense products of more than 128
-    rows round their inputs to FP8 as well. False keeps them in 16 bits, as fewer always are."""
+    """Whether dense products of more than 128 rows round their inputs to FP8 on a Hopper GPU, for a
+    target in FP8 whose files ask for it. False keeps inputs in 16 bits, as fewer rows' are."""
     batch_invariant: bool = False
     """On a GPU: a request's text depends, to the last bit, neither on drafts nor on what else is in
     flight. Slower, and K is at most 15; without it a near-tie may be decided either way in 16

@@ -14,8 +14,8 @@ CPU_KV_CACHE = 1 << 30
 MEMORY, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 PROMPT_TOKENS = {"cpu": 1024, "cuda": 8192}
-"""Of these, for prompts. Fewer on a CPU: its time grows with the rows, and a whole burst of prompts
-would wait for its last."""
+"""Most of these rows that go to prompts. They are fewer on a CPU: its time grows with the rows, and
+a whole burst of prompts would wait for its last."""
 STEP_TIMEOUT = {"cpu": 600.0, "cuda": 180.0}
 
 

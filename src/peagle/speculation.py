@@ -14,7 +14,7 @@ class DraftTotals:
     lengths: Counter[int] = field(default_factory=Counter)
     """Cycles by the tokens that they drafted."""
     looked_up: int = 0
-    """Of the drafts, those found in the request's own text."""
+    """Those of the drafts that were found in the request's own text."""
     looked_up_accepted: int = 0
     """How many of these were accepted."""
 

@@ -57,7 +57,7 @@ class Price:
     """What the machine costs, and how much work there is."""
 
     per_hour: float | None = None
-    """Of the whole machine that was measured, in dollars."""
+    """The price of the whole machine that was measured, in dollars."""
     target_rate: float | None = None
     """Output tokens per second that are needed."""
 

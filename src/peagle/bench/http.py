@@ -26,7 +26,7 @@ class Address:
     port: int
     tls: bool
     path: str
-    """Of its root, without a slash at the end."""
+    """The path of its root, without a slash at the end."""
 
     @property
     def named(self) -> str:

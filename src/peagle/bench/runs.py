@@ -9,7 +9,7 @@ from peagle.bench.case import Case
 from peagle.bench.measures import Measures
 
 Outputs = tuple[Any, ...]
-"""Of each request in order what was written: token ids, or a server's text; None: it failed."""
+"""What was written for each request in order: token ids, or a server's text; None: it failed."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Results:
         )
 
     def _same_text(self, case: Case, runs: Sequence[Run]) -> bool | None:
-        """Of all rounds: one difference is enough."""
+        """Whether all rounds have the same text: one difference is enough."""
         expected = self._expected(case) if self._comparable else None
         return None if expected is None else all(_alike(run.outputs, expected) for run in runs)
 

@@ -87,7 +87,7 @@ class Conversations:
     salt: str
     on_finish: Tick
     answers: list[list[Observation]] = field(default_factory=list)
-    """Of each conversation, in the order of `asked`."""
+    """The answers of each conversation, in the order of `asked`."""
     failed: dict[int, str] = field(default_factory=dict)
     """Which failed, and why."""
     ended_early: bool = False

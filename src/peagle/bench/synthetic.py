@@ -103,7 +103,7 @@ class SyntheticWorkload:
     checkpoint: Path | None = None
     """A directory from which the target is read; None: it is made."""
     selector: SelectorConfig | None = None
-    """Of a P-EAGLE drafter."""
+    """The selector of a P-EAGLE drafter."""
     comparable: bool = False
 
     def __post_init__(self) -> None:

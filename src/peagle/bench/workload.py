@@ -14,7 +14,7 @@ from peagle.config import EngineConfig, SamplingParams
 from peagle.llm import LLM
 
 SEED = 0
-"""Of the first request, where none is given; the next ones count up."""
+"""The seed of the first request, where none is given; the next ones count up."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PromptWorkload:
     sets: Mapping[str, tuple[Prompt, ...]]
     """The prompts of each data set, by its name."""
     sampling: SamplingParams
-    """Of every request; the temperature and K are its case's, the stop texts its prompt's."""
+    """The settings of every request; temperature and K are its case's, stop texts its prompt's."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """How the engines compute; their sizes follow from the cases."""
     comparable: bool = True

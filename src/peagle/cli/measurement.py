@@ -36,7 +36,7 @@ class Benchmark:
     second with what a reader must know."""
     environment: Mapping[str, Any]
     requests: int
-    """Of all cases together, in one round."""
+    """The requests of all cases together, in one round."""
     comparable: bool = True
     """Whether all cases should write the same."""
     caption: str = ""

@@ -93,7 +93,7 @@ class TaggedCalls(HeldCalls):
     def __init__(self, use: ToolUse) -> None:
         super().__init__(use)
         self._arguments = self._schema = ANYTHING
-        """Of the call, and of the argument that is read."""
+        """The schemas of the call, and of the argument that is read."""
         self._names: set[str] = set()
         """The call's arguments so far."""
         self._text: bool | None = None

@@ -41,9 +41,9 @@ class HeldBlocks:
     passed: list[int] = field(default_factory=list)
     """By group, how many of the first ones were given back since no row sees them any more."""
     state: int | None = None
-    """Of a prefix that was found: the slot of the recurrent layers' state behind it."""
+    """The slot, where a prefix was found, of the recurrent layers' state behind it."""
     furthest: int = 0
-    """Of such a prefix: blocks that are known; more than it has where no state is kept so far."""
+    """Blocks that are known of such a prefix; more than it has where no state is kept so far."""
 
     def __post_init__(self) -> None:
         self.passed = self.passed or [0] * len(self.of_groups)
@@ -85,7 +85,7 @@ class BlockGroups:
 
     @property
     def num_blocks(self) -> int:
-        """Of all groups."""
+        """The blocks of all groups."""
         return sum(group.pool.num_blocks for group in self._groups)
 
     @property

@@ -16,7 +16,7 @@ SEQ_TOKENS = 512
 FLIGHTS = 2
 """Steps whose rows may lie between a window and what comes next: one in flight, one launched."""
 PROMPTS_SHARE = 4
-"""Of the memory, at most a part in this many goes to prompts' rows in windows."""
+"""At most a part in this many of the memory goes to prompts' rows in windows."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Division:
     """Blocks of each group of layers, and what follows for prompts."""
 
     num_blocks: tuple[int, ...]
-    """Of whole contexts, then of each window."""
+    """Blocks of whole contexts, then of each window."""
     prompt_tokens: int | None = None
     """Most rows of prompts in a step for which windows have room; None: they do not bound them."""
 

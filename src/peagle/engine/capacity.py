@@ -24,7 +24,7 @@ MOST_SEQS = {"cpu": 64, "cuda": 512}
 """Requests at once, at most, where no number was asked for."""
 FEWEST_SEQS = 64
 STATES_SHARE, STATES_PER_SEQ = 5, 2
-"""Of the cache's memory, at most a part in so many goes to states of prefixes, besides what the
+"""At most a part in so many of the cache's memory goes to states of prefixes, besides what the
 longest request needs, and to so many of them for each request."""
 SMALLEST_CONTEXT = 256
 """Tokens that the KV cache must hold when no context length was asked for."""
@@ -37,7 +37,7 @@ class Capacity:
     num_seqs: int
     """Most requests that run at once."""
     num_blocks: int
-    """Of whole contexts."""
+    """Blocks of whole contexts."""
     windows: dict[int, int]
     """Blocks of the layers with each window."""
     block_size: int
@@ -46,7 +46,7 @@ class Capacity:
     batched_tokens: int
     """Most target rows in one pass."""
     prompt_tokens: int
-    """Of those, rows that may go to prompts."""
+    """Most of those rows that may go to prompts."""
     states: int | None = None
     """Prefixes of which the state of recurrent layers is kept; None: no layer is one."""
     kv_dtype: torch.dtype | None = None
@@ -105,7 +105,7 @@ def capacity_of(target: Decoder, needs: Needs, k: int, config: EngineConfig) -> 
 
 
 def cache_shape(target: Decoder, needs: Needs, k: int, config: EngineConfig) -> CacheShape:
-    """Of the cache of both models."""
+    """The shape of both models' cache."""
     weight = target.embed.weight
     prompts = prompt_tokens(config, weight.device)
     dtype = kv_dtype(config.kv_cache_dtype, weight.dtype)

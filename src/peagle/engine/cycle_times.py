@@ -15,7 +15,7 @@ KEPT = 7
 LOOKS = 3
 """Cycles of each length at the start, to be timed; as many of none and most make a load known."""
 LOOK_EVERY = 64
-"""Of all later cycles, one in so many has the next length, to be timed again."""
+"""One in so many of all later cycles has the next length, to be timed again."""
 
 Seconds = Mapping[int, Mapping[int, float]]
 """Seconds of a cycle by number of requests, then of drafts."""

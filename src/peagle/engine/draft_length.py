@@ -34,7 +34,8 @@ drafter that is right again must be found."""
 SMOOTHING = 1 / 4
 """Weight of the newest time of catching up in the moving average."""
 LEAST_PRICE = 0.1
-"""Of a cycle with drafts, in cycles without; measured times may say less by chance."""
+"""The least price of a cycle with drafts, in cycles without; measured times may say less by
+chance."""
 ALLOWANCE = 0.005
 """What trying a drafter that is not in use may cost, as a share of the time."""
 MOST_CREDIT, STAKE, MOST_STAKE = 16.0, 4.0, 10.0

@@ -81,7 +81,7 @@ class EngineFacts:
     kv_tokens: int
     """Positions of whole contexts that the KV cache holds."""
     seed: int
-    """Of the first request without one; later ones have those after it."""
+    """The seed of the first request without one; later ones have those after it."""
     step_timeout: float
     """Seconds after which a step counts as stuck; infinite: never."""
     is_exact: bool = False

@@ -113,7 +113,7 @@ class KVCache:
                     tensor[:, :, block * size : (block + 1) * size] = 0
 
     def _group(self, window: int | None) -> int:
-        """Of layers with this window, as `block_groups` counts."""
+        """The group of layers with this window, as `block_groups` counts."""
         if window is None or window not in self._windows:
             return WHOLE
         return WHOLE + 1 + list(self._windows).index(window)

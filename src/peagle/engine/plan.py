@@ -120,7 +120,7 @@ class StepBudget:
     rows: int
     """Most target rows, but for those of requests on the device, which are in captured cycles."""
     prompt_rows: int
-    """Of these, rows that may go to prompts."""
+    """Most of these rows that may go to prompts."""
     drafts: int | None
     """Most drafts of a request; None: its own K."""
     prefix_caching: bool
@@ -196,8 +196,8 @@ class Planner:
     def _with_room_for_a_tree(self, share: Share) -> Share:
         """The same with blocks for a tree, if there are any left when all have what they need.
 
-        As many as each other one would take for a tree are left to these: else one would lack what
-        another has in advance, and be preempted.
+        Blocks for the others' trees are left: a request would else lack what another holds in
+        advance, and be preempted.
         """
         if not share.drafts:
             return share

@@ -80,7 +80,7 @@ class Request:
         self.stop_ids: frozenset[int] = frozenset()
         """Token ids that end this request."""
         self.prompt_logprobs: list[TokenLogprobs] = []
-        """Of the prompt's second token and those after it, as far as they are known."""
+        """Log-probabilities of the prompt's tokens from the second on, as far as they are known."""
         self.arrived = time.perf_counter()
         self.admitted: float | None = None
         """When it first ran."""
@@ -205,9 +205,9 @@ class Request:
         return self.block_hashes(self._cacheable(size), size)
 
     def followed_prefix_hashes(self, size: int) -> list[bytes]:
-        """By which others know the same blocks with a drafter's keys, where it has no drafter.
+        """The hashes under which others know its blocks with a drafter's keys beside the target's.
 
-        They hold the target's keys, which it needs, as well.
+        Only a request without a drafter looks them up: it needs the target's keys alone.
         """
         if self.speculates or not self._from_features:
             return []
@@ -288,7 +288,8 @@ class Beginning(msgspec.Struct, frozen=True, array_like=True):
     cached: int
     """Prompt tokens found in the prefix cache."""
     prompt_logprobs: tuple[TokenLogprobs, ...]
-    """Of the prompt's second token and those after it, if requested; fewer after an error."""
+    """Log-probabilities of the prompt's second token and those after it, if requested; fewer after
+    an error."""
     seed: int = 0
     """By which its tokens were drawn."""
 

@@ -113,7 +113,7 @@ class BlockUpdate(NamedTuple):
     """A block that a request got, or gave back since none of its rows sees it any more."""
 
     group: int
-    """Of layers that see equally far back: `block_groups`."""
+    """The group of layers that see equally far back: `block_groups`."""
     row: int
     place: int
     """Among the request's blocks."""
@@ -129,7 +129,7 @@ class Step:
     left: tuple[int, ...] = ()
     """Rows that are nobody's now."""
     caught_up: tuple[int, ...] = ()
-    """Of these, those whose drafter sees what it has missed first of all: the prefix cache knows
+    """Those of them whose drafter sees what it has missed first of all: the prefix cache knows
     their blocks already."""
     cleared: tuple[tuple[int, int], ...] = ()
     """(group, block) of those to fill with zeros."""
@@ -196,9 +196,9 @@ class Result(msgspec.Struct, frozen=True):
     pending: int = 0
     """Positions with the target's keys that the drafter has not seen."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of `tokens`, if they are wanted."""
+    """The log-probabilities of `tokens`, if they are wanted."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the tokens after the scored positions of a chunk."""
+    """The log-probabilities of the tokens after a chunk's scored positions."""
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,8 @@ class Outcome:
     step: int | None = None
     """The step whose results these are: this one, or the one before; None: there are none yet."""
     results: tuple[Result, ...] = ()
-    """Of the requests that took part in it; fewer where it did not run."""
+    """The results of the requests that took part in it; fewer where it did not run."""
     time: CycleTime | None = None
-    """Of the step's cycle, where it was measured."""
+    """The time of the step's cycle, where it was measured."""
     refused: tuple[int, ...] = ()
     """Rows whose chunks in this step did not run, for want of memory."""

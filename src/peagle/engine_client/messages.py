@@ -45,7 +45,7 @@ class Open(Envelope, frozen=True):
     source: str
     """`EngineSource` as JSON."""
     threads: int
-    """Of torch on the CPU."""
+    """Threads of torch on the CPU."""
 
 
 class Compile(Envelope, frozen=True):
@@ -113,9 +113,9 @@ class Answered(Envelope, frozen=True):
 
     call: int
     complaint: str | None = None
-    """Of an `InputError`."""
+    """The words of an `InputError`."""
     failed: Failed | None = None
-    """Of any other exception."""
+    """What is known of any other exception."""
 
 
 ToEngine = Open | Compile | Add | Abort

@@ -41,7 +41,7 @@ class Watchdog:
         self._give_up, self._tell = give_up, tell
         self._kills = kills and self._limit < threading.TIMEOUT_MAX
         self._began: float | None = None
-        """Of the step that was seen last."""
+        """When the step that was seen last began."""
         self._age = 0.0
         self._warned = False
         self._stopped = threading.Event()

@@ -30,7 +30,7 @@ CHANGED_AT_START = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """How names of beginnings begin that change the target's own weights, too."""
 OUTER = re.compile(r"^(?:base_model\.model\.)?(?:(?:model|language_model)\.)*")
 FACTOR = re.compile(r"(.+?)((?:\.base_layer)?)\.lora_(embedding_)?([AB])(?:\.weight)?")
-"""Of a module, of the first of two parameters of a module, or of embeddings."""
+"""A factor's name: that of a module, of the first of its two parameters, or of embeddings."""
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 STACKED = "gate_up_proj", "down_proj"
 """PEFT's parameters of a module of experts, in its order."""

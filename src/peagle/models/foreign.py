@@ -64,7 +64,7 @@ def _read_config(directory: Path) -> Any:
 
 
 def _spec(values: Values) -> DecoderSpec:
-    """Of a text model's configuration; its layers stand for all that are there, alike."""
+    """The spec of a text model's configuration; its layers stand for all that are there, alike."""
     values = {key: value for key, value in values.items() if value is not None}
     eps = float(values.get("rms_norm_eps", values.get("layer_norm_eps", 1e-6)))
     heads = attention({**values, "attention_bias": False, **_rope(values)}, partly_rotated=True)

@@ -60,7 +60,7 @@ class MLPSpec:
     intermediate_size: int
     bias: bool = False
     activation: Literal["silu", "gelu_tanh"] = "silu"
-    """Of the gate; with silu this is SwiGLU. gelu_tanh: GELU in its approximation by tanh."""
+    """The gate's function; with silu this is SwiGLU. gelu_tanh: GELU as tanh approximates it."""
 
     @property
     def width(self) -> int:

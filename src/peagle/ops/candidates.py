@@ -85,13 +85,15 @@ def likeliest(logits: Tensor, offsets: Tensor, count: int) -> Candidates:
 def earliest(
     logits: Tensor, offsets: Tensor, count: int, race: Race, depth: int = 0, whole: bool = True
 ) -> Candidates:
-    """Of each row's `RACED` likeliest drafts the `count` that arrive first at the request's
-    temperature: where many tokens are likely, the one that is drawn is often not among the `count`
-    likeliest. Where top-k or min-p leave fewer, the likeliest others are behind them.
+    """The `count` drafts of each row that arrive first at the request's temperature, among its
+    `RACED` likeliest.
+
+    Where many tokens are likely, the one that is drawn is often not among the `count` likeliest.
+    Where top-k or min-p leave fewer, the likeliest others are behind them.
 
     logits, offsets: as of `likeliest`, with as many rows for each of the race's requests; depth:
-    that of a request's first row. Rows of greedy requests get the likeliest drafts; where not
-    `whole`, they may get the likeliest alone, in the first place.
+    that of a request's first row. Rows of greedy requests get the likeliest drafts; unless `whole`,
+    only the first of these need be right.
     """
     count = min(count, logits.shape[-1])
     slots = len(logits) // len(race.requests)

@@ -96,7 +96,7 @@ class DeltaState:
     def empty(
         cls, heads: DeltaHeads, rows: int, drafts: int, dtype: torch.dtype, device: torch.device
     ) -> "DeltaState":
-        """Of a table of so many rows, with at most so many drafts in a pass."""
+        """The state of a table of so many rows, with at most so many drafts in a pass."""
         sizes = rows, heads.num_value_heads, heads.key_dim, heads.value_dim
         state = torch.zeros(sizes, dtype=torch.float32, device=device)
         shape = rows, heads.window + drafts, heads.inputs

@@ -39,8 +39,8 @@ class RopeConfig:
     """The share of a head that turns: its first lanes; of proportional its first pairs of lanes,
     each half a head apart. The others stay as they are."""
     short_factor: tuple[float, ...] = ()
-    """Of longrope: what each pair's wave is stretched by, up to `original_max_position` positions
-    in all."""
+    """What longrope stretches each pair's wave by, up to `original_max_position` positions in
+    all."""
     long_factor: tuple[float, ...] = ()
     """The same of longer contexts."""
     llama_4_scaling_beta: float = 0.0

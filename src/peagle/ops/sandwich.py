@@ -16,13 +16,13 @@ class Mixture:
 
     experts: ScaledExperts
     input_norm: RMSNorm
-    """Of what the experts read."""
+    """The norm of what the experts read."""
     dense_norm: RMSNorm
-    """Of what the MLP gives."""
+    """The norm of what the MLP gives."""
     experts_norm: RMSNorm
-    """Of what the experts give."""
+    """The norm of what the experts give."""
     norm: RMSNorm
-    """Of the sum of both."""
+    """The norm of the sum of both."""
     scalar: Tensor
     """[1]"""
 

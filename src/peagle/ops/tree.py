@@ -28,9 +28,12 @@ from peagle.ops.triton import has_kernels, in_kernels, kernels
 
 
 def find_unbranched(state: CycleState, requests: Tensor, nodes: int) -> Tensor:
-    """[requests] int64, whose drafts must not branch: penalties count the drafts before a row as if
-    there were no others, and where slots end a node might not see its parent. Rows of no request
-    branch, since they are timed in the place of others."""
+    """[requests] int64, whether a request's drafts must not branch.
+
+    Penalties count the drafts before a row as if there were no others, and a node behind a
+    request's last slot might not see its parent. Rows that belong to no request branch, since they
+    are timed in the place of others.
+    """
     rates = state.penalties.rates
     if has_kernels(rates):
         given = rates, state.computed, state.limits, requests, nodes

@@ -116,7 +116,7 @@ class CompletionForm:
         }
 
     def _offset(self, index: int, token: int) -> int:
-        """Of the next token in the text, where special ones are only if the client wrote them."""
+        """The next token's place in the text, with the special tokens that the client wrote."""
         offsets, text = self._offsets[index], self._text(token)
         hidden = token in self._special and not self._echo[index].startswith(text, offsets.length)
         return offsets.add(b"" if hidden else token_bytes(self._tokenizer, token))

@@ -44,7 +44,7 @@ FAST_SECONDS = (
 COUNTS = tuple(factor * 10**power for power in range(6) for factor in (1, 2, 5))
 CHOICES = (1, 2, 5, 10, 20)
 LABELS = ("model_name", "engine")
-"""Of every series, as in vLLM; others' dashboards sum by them."""
+"""The labels of every series, as in vLLM; others' dashboards sum by them."""
 ENGINE = "0"
 STOPS: tuple[Stopped, ...] = get_args(Stopped)
 """Why nothing is drafted."""

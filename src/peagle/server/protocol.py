@@ -154,8 +154,8 @@ class GenerationBody(SharedBody):
     request_id: str | None = None
     """What the answer's id ends with."""
     priority: Integer | None = None
+    """Its place among waiting requests: those with the lowest number are next."""
     stream_interval: Positive | None = None
-    """Of waiting requests those with the lowest number are next."""
     repetition_detection: RepetitionDetection | None = None
     """Ends an output that repeats itself."""
     cache_salt: str | None = None
@@ -200,7 +200,7 @@ class GenerationBody(SharedBody):
         return self.max_tokens
 
     def most_tokens(self, default: int) -> int:
-        """Of an answer; 0 is a length only where the answer is about the prompt."""
+        """The most tokens of an answer; 0 is a length only where the answer is about the prompt."""
         asked = self.asked_tokens
         if asked is None or (asked == 0 and self.prompt_top is None):
             return default
@@ -359,7 +359,7 @@ class ChatBody(GenerationBody, Prompting):
 
     @property
     def asked_tokens(self) -> int | None:
-        """Of two names the newer one counts."""
+        """The most tokens that were asked for; the newer of the two names counts."""
         newer, older = self.max_completion_tokens, self.max_tokens
         return older if newer is None or (newer == 0 and older is not None) else newer
 

@@ -42,7 +42,7 @@ class TextOffsets:
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.length = 0
-        """Of the text so far."""
+        """The length of the text so far."""
 
     def add(self, token: bytes) -> int:
         """The offset of the next token."""

@@ -271,7 +271,7 @@ LATENCIES = (("TTFT", "ttft_ms"), ("ITL", "itl_ms"), ("E2E", "e2e_ms"))
 
 
 def _latency(runs: Sequence[Run], name: str, field: str) -> Iterator[Table]:
-    """Of those for which it was measured, if any."""
+    """The latency of those for which it was measured, if any."""
     found = [(run.case, getattr(run.measures, field)) for run in runs]
     rows = [
         (case.label, case.load.shown, *map(_number, (times.p50, times.p95, times.p99)))

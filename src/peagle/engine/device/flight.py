@@ -35,7 +35,7 @@ class Flight:
     work: tuple[PromptChunk | Cycle, ...]
     """What was not refused."""
     drafts: int
-    """Of its cycle."""
+    """The drafts of its cycle."""
     results: Download
     """[table rows, K + 3]"""
     repeated: Download | None

@@ -51,7 +51,7 @@ class PromptEnds:
     features: Tensor | None
     """[ends, hidden_size], projected; None without a drafter."""
     scores: Scores | None = None
-    """Of the scored rows."""
+    """The scores of the scored rows."""
 
 
 class DeviceModels:
@@ -128,18 +128,18 @@ class DeviceModels:
         self.network.fill(following, features, attention(self.network_cache))
 
     def _score(self, prompts: PromptRows, stream: Tensor) -> Scores | None:
-        """Of the tokens that follow the scored rows. stream: [rows, hidden_size]."""
+        """The scores of the tokens that follow the scored rows. stream: [rows, hidden_size]."""
         if prompts.scored is None:
             return None
         rows, tokens = (of.index_select(0, prompts.scored) for of in (stream, prompts.following))
         return score(rows, self._stream_logits, tokens)
 
     def _stream_logits(self, stream: Tensor) -> Tensor:
-        """Of the residual stream after the last layer [rows, hidden_size]: [rows, vocab]."""
+        """The logits [rows, vocab] of the stream after the last layer [rows, hidden_size]."""
         return self.logits(residual.normed(stream, self.target.norm))
 
     def logits(self, last: Normed) -> Tensor:
-        """Of the residual stream under the final norm: [rows, vocab]."""
+        """The logits [rows, vocab] of the residual stream under the final norm."""
         return softcap(residual.linear(last, self.target.head), self.target.spec.logit_softcap)
 
     def forget_null_slots(self) -> None:

@@ -65,9 +65,9 @@ class DeviceRows:
         return shape
 
     def behind(self, rows: Sequence[int], drafts: int, repeats: int) -> list[int]:
-        """Those of some rows whose drafter has to catch up before their next cycles.
+        """The rows among some whose drafter has to catch up before their next cycles.
 
-        Where one has to, others that will soon do so too, in the same pass.
+        If one has to, others that will have to soon join it in the same pass.
         """
         least = self._usual if drafts else self._most // 2
         most = self._usual if drafts else self._most - repeats
@@ -119,7 +119,7 @@ class DeviceRows:
         state.begin(rows, first, ends.features)
 
     def _count_tokens(self, chunks: Sequence[PromptChunk]) -> None:
-        """Of requests with penalties."""
+        """Count the tokens of requests with penalties."""
         for begin in (self._begun[chunk.row] for chunk in chunks):
             if begin.settings.penalized:
                 known = upload(begin.tokens, self.state.computed.device)

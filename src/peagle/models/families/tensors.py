@@ -133,7 +133,7 @@ def attention(spec: AttentionSpec, hidden_size: int, place: Place) -> list[Tenso
 
 
 def _gated(spec: AttentionSpec, place: Place, parts: tuple[str, ...]) -> list[TensorRule]:
-    """Of q, k, v and gates, in this order; the file has each head's gate behind its query."""
+    """The rules of q, k, v and gates in this order; the file has a head's gate behind its query."""
     heads, both = spec.num_heads, 2 * spec.num_kv_heads
     keys_and_values = range(2 * heads, 2 * heads + both)
     order = (*range(0, 2 * heads, 2), *keys_and_values, *range(1, 2 * heads, 2))

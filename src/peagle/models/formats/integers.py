@@ -43,7 +43,7 @@ class Integers(Layout):
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """The bits of a code."""
         return self.format.bits
 
     @property

@@ -26,7 +26,7 @@ class Product:
     """Where one half gates the other, the outputs of each half."""
     depth: int
     format: str
-    """Of the weight, as `peagle.ops.weight.format_of` names it."""
+    """The format of the weight, as `peagle.ops.weight.format_of` names it."""
     epilogue: Epilogue = Epilogue.NONE
 
     @property

@@ -1,4 +1,4 @@
-"""Products of which a row does not tell, to the last bit, how many rows it was among.
+"""Batch-invariant products: a row's result is the same to the last bit among any number of rows.
 
 As in `quantized_product` the weight is the left operand, so that one instruction serves any number
 of rows, and how the depth is divided follows from the weight alone. Programs share a tile where
@@ -16,9 +16,9 @@ from peagle.ops.triton.quantized_product import splits_of
 from peagle.ops.triton.tiles import padded
 
 LINES = 64
-"""Of the weight, that a program has."""
+"""Lines of the weight that a program has."""
 STEP_BYTES = 256
-"""Of a line, that it reads in a step."""
+"""Bytes of a line that it reads in a step."""
 MOST_ROWS = 128
 """That a program has; more are divided among programs."""
 

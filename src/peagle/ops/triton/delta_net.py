@@ -58,7 +58,7 @@ class DeltaSizes:
     """Heads that share a key head."""
     keys: int
     width: int
-    """Of a value."""
+    """The width of a value."""
 
     @classmethod
     def of(cls, heads: DeltaHeads, drafts: int) -> "DeltaSizes":

@@ -49,7 +49,7 @@ class ExpertSizes:
     pairs: int
     """Most pairs in a block."""
     lines: int
-    """Of the weight, that a program has."""
+    """Lines of the weight that a program has."""
     step: int
     """Inputs that it reads at a time."""
 

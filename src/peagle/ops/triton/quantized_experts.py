@@ -39,7 +39,7 @@ class MatrixSplit:
     """How a matrix is divided among programs."""
 
     lines: int
-    """Of the weight, that a program has."""
+    """Lines of the weight that a program has."""
     depth: int
     """Inputs that it reads in a step."""
     stages: int

@@ -30,11 +30,11 @@ from peagle.ops.triton.tiles import padded
 from peagle.ops.weight import FP8, INT4, QuantizedWeight
 
 LINES, DEPTH = 64, 128
-"""Of the weight, that a program reads in a step."""
+"""Lines of the weight, and their depth, that a program reads in a step."""
 FP4_DEPTH = 256
 """The same of E2M1, as experts' programs read it where pairs are few."""
 LEAST_DEPTH = 1024
-"""Of the weight, for a program whose tile is shared."""
+"""The least depth of the weight for a program whose tile is shared."""
 RESIDENT = 3
 """Programs of a multiprocessor at a time."""
 STAGES = 3, 8

@@ -57,7 +57,7 @@ class Logits(NamedTuple):
     """The highest logit."""
     temperature: Any
     floor: Any
-    """Of min-p."""
+    """The least share that min-p leaves."""
 
 
 @triton.jit(do_not_specialize=["count"])  # a prompt's end is one row, a cycle K + 1

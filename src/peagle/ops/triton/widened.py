@@ -10,7 +10,7 @@ from peagle.ops.triton.widening import e2m1_at, powers, scales_e4m3
 from peagle.ops.weight import QuantizedWeight
 
 LINES, STEP = 16, 256
-"""Of the weight, that a program widens."""
+"""Lines of the weight that a program widens, and their inputs in a step."""
 
 
 def widened(weight: QuantizedWeight, rows: slice, dtype: torch.dtype) -> Tensor:

@@ -24,7 +24,7 @@ class Format(ABC):
 
     name: str
     bits: ClassVar[int]
-    """Of a number: 8 or 4."""
+    """The bits of a number: 8 or 4."""
 
     @abstractmethod
     def run(self, depth: int, block: tuple[int, int]) -> int:

@@ -19,7 +19,7 @@ class OutputItem(AnswerPart):
 
     kind: ClassVar[str]
     prefix: ClassVar[str]
-    """Of its id."""
+    """How its id begins."""
 
     def __init__(self, name: str, index: int) -> None:
         self._id, self._index = f"{self.prefix}_{name}_{index}", index
