@@ -111,7 +111,7 @@ def test_generate(refused, pair, bad, options, complaint):
         ("empty", "no config.json"),
         (
             "other_architecture",
-            f"peagle runs {', '.join(sorted(FAMILIES))}; vLLM serves",
+            f"peagle runs {', '.join(sorted(FAMILIES))}; for others it trains drafters",
         ),
         ("truncated", "damaged or cut short"),
         ("pickled", "pickle files are never loaded"),

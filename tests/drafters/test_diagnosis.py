@@ -270,6 +270,6 @@ def test_a_drafter_in_the_targets_place_is_recognised(peagle):
 
 def test_a_target_that_cannot_be_used_is_a_problem_too(peagle, target, tmp_path):
     other = shutil.copytree(target, tmp_path / "other")
-    set_config(other, architectures=["GPT2LMHeadModel"])
+    set_config(other, architectures=["Own"], model_type="own")
     (problem,) = diagnose(peagle, other).problems
-    assert "GPT2LMHeadModel is not supported" in problem
+    assert "does not know the model type own" in problem

@@ -113,7 +113,7 @@ def test_what_it_does_wrong_costs_that_request_its_drafts(
 
 
 def test_a_name_that_nobody_has_is_refused():
-    with pytest.raises(ConfigError, match="nobody is none of eagle3, mtp, ngram"):
+    with pytest.raises(ConfigError, match="nobody is none of eagle3, dflash, mtp, ngram"):
         SpeculativeConfig(method="nobody", num_speculative_tokens=2)
 
 

@@ -63,8 +63,9 @@ def answers(llm: AsyncLLM, params: Sequence[SamplingParams]) -> list[Completion]
 
 
 def exact(done: Completion) -> Completion:
-    """What does not depend on times, nor on which requests a step runs together."""
-    scored = {"logprobs": (), "prompt_logprobs": ()}
+    """What depends neither on times, nor on which requests a step runs together, nor on how many
+    had no seed before."""
+    scored = {"logprobs": (), "prompt_logprobs": (), "seed": 0}
     return replace(done, request_id="", token_times=(), queued=0.0, **scored)
 
 

@@ -43,7 +43,7 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
         "architecture",
         lambda c: c.update(architectures=["DeepseekV3ForCausalLM"]),
         "architecture DeepseekV3ForCausalLM is not supported; peagle runs "
-        f"{', '.join(sorted(FAMILIES))}; vLLM serves other targets",
+        f"{', '.join(sorted(FAMILIES))}; for others it trains drafters, which vLLM serves",
     ),
     ("none", lambda c: c.pop("architectures"), "architecture none is not supported"),
     ("missing key", lambda c: c.pop("intermediate_size"), "config.json lacks intermediate_size"),

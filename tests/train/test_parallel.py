@@ -42,10 +42,11 @@ FILLING = """
 from torch.distributed.tensor import DTensor
 from peagle.train.feature_cache import FeatureCache
 
-def fill(cache, missing, target, tell, plain=FeatureCache.fill):
-    assert all(isinstance(part, DTensor) for part in target.layers.parameters())
-    assert len(target.layers)
-    plain(cache, missing, target, tell)
+def fill(cache, missing, source, tell, plain=FeatureCache.fill):
+    layers = source._target.layers
+    assert all(isinstance(part, DTensor) for part in layers.parameters())
+    assert len(layers)
+    plain(cache, missing, source, tell)
 
 FeatureCache.fill = fill
 """

@@ -152,7 +152,7 @@ def test_a_plan_meets_every_shape_of_single_prompts_and_changes_nothing(shapes: 
     table = table_of(1)
     cache = tiny.kv_cache(table, 1, LENGTH)
     before = cache.tensor.clone()
-    warm_up(SPEC, cache.layers[0], 200)
+    warm_up(SPEC, cache.layers[0], torch.float32, 200)
     assert torch.equal(cache.tensor, before)
     planned = set(shapes)
     shapes.clear()
