@@ -50,16 +50,21 @@ class Config(BaseModel):
             raise ConfigError(type(self).__name__, _problems(type(self), error)) from None
 
 
+SAID = ("value_error", "tuple_type", "extra_forbidden", "literal_error")
+"""Types of pydantic's errors whose words have the value, or need none."""
+
+
 def _problems(kind: type[Config], error: ValidationError) -> list[tuple[str, str]]:
     problems = []
     for detail in error.errors(include_url=False):
         key = ".".join(str(part) for part in detail["loc"])
-        message = detail["msg"].removeprefix("Value error, ")
+        message, given = detail["msg"].removeprefix("Value error, "), detail["input"]
+        if detail["type"] not in SAID and isinstance(given, str | int | float):
+            message = f"{message}; {given!r:.40} was given"
         if detail["type"] == "extra_forbidden":
             near = get_close_matches(key, kind.model_fields, n=1, cutoff=0.75)
             message = "no such key" + "".join(f"; did you mean {name}?" for name in near)
         if detail["type"] == "tuple_type":
-            given = detail["input"]
             message = f"give a list: [{given}]" if isinstance(given, str) else "give a list"
         problems.append((key, message))
     return problems

@@ -73,5 +73,6 @@ def test_help_has_every_option_and_default(capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_value_that_cannot_be_is_told_by_its_flag():
-    with pytest.raises(InputError, match=r"^--sizes-of: Input should be greater than 0$"):
+    told = r"^--sizes-of: Input should be greater than 0; '0' was given$"
+    with pytest.raises(InputError, match=told):
         run("--sizes-of", "3,0")
