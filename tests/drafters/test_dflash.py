@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 
+from peagle.bench.pair import choose_pair, method_of
 from peagle.config import SamplingParams, SpeculativeConfig
 from peagle.drafters.dflash_checkpoint import is_dflash, load_dflash, read_block_config
 from peagle.drafters.diagnosis import diagnose
@@ -223,3 +224,16 @@ def test_a_mask_of_its_own_is_refused(target: Decoder, tmp_path: Path) -> None:
     (head / "mask_embedding.pt").touch()
     with pytest.raises(InputError, match=r"mask_embedding\.pt: not supported"):
         load_dflash(head, target)
+
+
+def test_it_is_measured_by_its_own_method(target: Decoder, tmp_path: Path) -> None:
+    place = heads.save_target(tmp_path / "target")
+    head = str(heads.save_head(tmp_path / "head", "full"))
+    assert method_of(head) == "dflash"
+    pair = choose_pair(["none", "dflash"], str(place), {"dflash": head})
+    assert pair.examine()["dflash"].default_k == K
+    assert pair.speculation("dflash", 3) == SpeculativeConfig(
+        method="dflash", model=head, num_speculative_tokens=3
+    )
+    with pytest.raises(InputError, match="needs a drafter: give --drafter DIR"):
+        choose_pair(["dflash"], None, {})

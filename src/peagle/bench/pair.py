@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from peagle.config import LONGEST_MATCH, SHORTEST_MATCH, DrafterFormat, SpeculativeConfig
 from peagle.drafters.config_file import kind_of
+from peagle.drafters.dflash_checkpoint import is_dflash
 from peagle.drafters.diagnosis import diagnose
-from peagle.drafters.kind import KIND_OF_METHOD, Kind
-from peagle.drafters.model import DrafterConfig
+from peagle.drafters.kind import DFLASH, KIND_OF_METHOD, KINDS, Kind
+from peagle.drafters.network import NetworkConfig
 from peagle.errors import InputError
 from peagle.models.weights import model_directory
 from peagle.pair import bundled
@@ -19,6 +20,7 @@ NAMES = {
     "eagle3+ngram": "EAGLE-3 + n-gram",
     "peagle": "P-EAGLE",
     "peagle+ngram": "P-EAGLE + n-gram",
+    "dflash": "DFlash",
     "mtp": "MTP",
     "mtp+ngram": "MTP + n-gram",
 }
@@ -50,32 +52,33 @@ class Pair:
             return None
         by = drafter_of(method)
         shortest, longest = self.lookup if looks_up(method) else (None, None)
+        kind = None if by is None else KIND_OF_METHOD[by]
         return SpeculativeConfig(
-            method=alone(method) if by is None else "eagle3",
+            method=alone(method) if kind not in KINDS else "eagle3",
             model=None if by is None else self.drafters[by],
             num_speculative_tokens=k,
-            parallel_drafting=None if by is None else KIND_OF_METHOD[by].parallel_drafting,
+            parallel_drafting=kind.parallel_drafting if kind in KINDS else None,
             quantization=None if by is None else self.quantization,
             num_tree_nodes=self.num_tree_nodes if method in self.branching else None,
             prompt_lookup_min=shortest,
             prompt_lookup_max=longest,
         )
 
-    def examine(self) -> dict[str, DrafterConfig]:
+    def examine(self) -> dict[str, NetworkConfig]:
         """Each method's drafter. Raises `InputError` with all problems of all of them."""
         target = model_directory(self.target)
         problems: list[str] = []
-        configs: dict[str, DrafterConfig] = {}
+        configs: dict[str, NetworkConfig] = {}
         for method, drafter in self.drafters.items():
             found = diagnose(model_directory(drafter), target, KIND_OF_METHOD[method])
             problems += [f"{drafter}: {problem}" for problem in found.problems]
-            if isinstance(found.config, DrafterConfig):
+            if found.config is not None:
                 configs[method] = found.config
         if problems:
             raise InputError("; ".join(problems))
         return configs
 
-    def beyond_training(self, configs: Mapping[str, DrafterConfig], k: int) -> list[str]:
+    def beyond_training(self, configs: Mapping[str, NetworkConfig], k: int) -> list[str]:
         """A warning for each drafter that was trained for fewer than `k` tokens."""
         return [
             f"K = {k} is beyond the {config.trained_tokens} tokens that {self.drafters[method]} "
@@ -86,9 +89,9 @@ class Pair:
 
 
 def drafter_of(method: str) -> str | None:
-    """Whose drafter a method runs: eagle3's, peagle's or none."""
+    """Whose drafter a method runs: eagle3's, peagle's, dflash's or none."""
     by = alone(method)
-    return by if by in ("eagle3", "peagle") else None
+    return by if by in KIND_OF_METHOD else None
 
 
 def alone(method: str) -> str:
@@ -103,7 +106,8 @@ def looks_up(method: str) -> bool:
 
 def method_of(drafter: str, kind: Kind | None = None) -> str:
     """The method that a drafter's files are of, if it is not said; raises `InputError`."""
-    return (kind or kind_of(model_directory(drafter))).method
+    place = model_directory(drafter)
+    return (DFLASH if is_dflash(place) else kind or kind_of(place)).method
 
 
 def choose_pair(
@@ -116,6 +120,8 @@ def choose_pair(
         if by is None:
             continue
         given = drafters.get(by)
+        if given is None and by == DFLASH.method:
+            raise InputError(f"method {method} needs a drafter: give --drafter DIR")
         if target is not None and given is None:
             raise InputError(f"method {method} needs a drafter for {target}: give --{by} DIR")
         chosen[by] = given or str(bundled(by))

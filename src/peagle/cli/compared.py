@@ -16,7 +16,7 @@ from peagle.errors import InputError
 if TYPE_CHECKING:
     from peagle.bench.case import Case, Grid
     from peagle.bench.pair import Pair
-    from peagle.drafters.model import DrafterConfig
+    from peagle.drafters.network import NetworkConfig
 
 
 class Compared(BothDrafters):
@@ -92,7 +92,7 @@ class Compared(BothDrafters):
     def cases(
         self,
         methods: Sequence[str],
-        drafters: "Mapping[str, DrafterConfig]",
+        drafters: "Mapping[str, NetworkConfig]",
         grid: "Grid",
     ) -> "list[Case]":
         """Every combination; K by default as each drafter was trained."""

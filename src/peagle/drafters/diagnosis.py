@@ -34,7 +34,7 @@ from peagle.drafters.dflash_checkpoint import (
     published_names,
     read_block_config,
 )
-from peagle.drafters.kind import MTP, PEAGLE, Kind
+from peagle.drafters.kind import DFLASH, MTP, PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.drafters.mtp import check_mtp
 from peagle.errors import InputError
@@ -106,7 +106,7 @@ def _diagnose_block(
     tensors = published_names(_read_tensors(directory, problems))
     if config is None:
         return Diagnosis(_weight_facts(tensors), tuple(problems), None)
-    if kind is not None:
+    if kind not in (None, DFLASH):
         problems.append(f"its kind is {config.kind.name}, not {kind.name}; give it as --drafter")
     problems += block_problems(config, shape or _implied_target(config), tensors)
     transformer = config.transformer

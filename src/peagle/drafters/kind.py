@@ -29,8 +29,8 @@ EAGLE3 = Kind("EAGLE-3", "eagle3", "K tokens in K passes", 3, False)
 MTP = Kind("MTP", "mtp", "K tokens in K passes of the target's own head", 3, False)
 DFLASH = Kind("DFlash", "dflash", "K tokens in one pass over a block", 15, True)
 KINDS = PEAGLE, EAGLE3
-"""Those with a directory of their own."""
-KIND_OF_METHOD = {kind.method: kind for kind in KINDS}
+"""Those that vLLM calls eagle3, both with a directory of their own."""
+KIND_OF_METHOD = {kind.method: kind for kind in (*KINDS, DFLASH)}
 
 
 def kind_asked(parallel_drafting: bool | None) -> Kind | None:
