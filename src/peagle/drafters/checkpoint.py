@@ -24,10 +24,10 @@ from peagle.drafters.correction import (
     selector_rules,
     selector_tensors,
 )
-from peagle.drafters.dflash import BlockConfig, BlockModel
+from peagle.drafters.dflash import BlockModel
 from peagle.drafters.kind import PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, DraftModel
-from peagle.drafters.network import Network
+from peagle.drafters.network import HeadConfig, Network
 from peagle.drafters.quantization import quantize
 from peagle.drafters.vocabulary import doubts, membership
 from peagle.errors import InputError
@@ -197,7 +197,7 @@ def tap_doubts(config: DrafterConfig) -> list[str]:
 
 
 def shared_tensors(
-    config: DrafterConfig | BlockConfig, target: DecoderSpec, tensors: Mapping[str, Tensor]
+    config: HeadConfig, target: DecoderSpec, tensors: Mapping[str, Tensor]
 ) -> frozenset[str]:
     """The tensors that come from the target: embeddings and head, if absent and of its sizes."""
     shared = set()
@@ -252,7 +252,7 @@ def vocabulary_doubts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> l
     return doubts(tensors[D2T], tensors.get(T2D), config.transformer.vocab_size)
 
 
-def _maps_every_draft_id(d2t: Tensor, config: DrafterConfig | BlockConfig) -> bool:
+def _maps_every_draft_id(d2t: Tensor, config: HeadConfig) -> bool:
     if tuple(d2t.shape) != (config.draft_vocab_size,):
         return False
     ids = d2t.to(torch.int64) + torch.arange(len(d2t))

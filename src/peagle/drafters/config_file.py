@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from peagle.drafters.correction import read_selector_config
-from peagle.drafters.dflash import BlockConfig
 from peagle.drafters.kind import EAGLE3, PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, default_taps
+from peagle.drafters.network import HeadConfig
 from peagle.errors import InputError
 from peagle.models.families import llama, qwen3
 from peagle.models.families.config import (
@@ -135,7 +135,7 @@ def _transformer(values: Mapping[str, Any]) -> DecoderSpec:
     spec = style.spec({**values, **full})
     layers = [
         _draft_layer(layer, window, ACTIVATIONS[activation])
-        for layer, window in zip(spec.layers, _windows(values, as_qwen3), strict=True)
+        for layer, window in zip(spec.layers, draft_windows(values, as_qwen3), strict=True)
     ]
     return replace(spec, layers=tuple(layers))
 
@@ -149,7 +149,7 @@ def _draft_layer(layer: LayerSpec, window: int | None, activation: Any) -> Layer
     )
 
 
-def _windows(values: Mapping[str, Any], as_qwen3: bool) -> list[int | None]:
+def draft_windows(values: Mapping[str, Any], as_qwen3: bool) -> list[int | None]:
     """The draft layers' windows, as vLLM reads them.
 
     `layer_types` and `sliding_window` decide; vLLM reads Qwen3's own layout through transformers,
@@ -187,7 +187,7 @@ def _mask_token_id(values: Mapping[str, Any]) -> int | None:
 
 
 def config_problems(
-    config: DrafterConfig | BlockConfig,
+    config: HeadConfig,
     target: DecoderSpec,
     taps_key: str = TAPS_KEY,
     mask_key: str = "pard_token and ptd_token_id",

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.kind import DFLASH, Kind
-from peagle.drafters.network import Network, NetworkConfig
+from peagle.drafters.network import HeadConfig, Network
 from peagle.drafters.proposer import ProposerRows
 from peagle.drafters.readout import Readout
-from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.models.decoder import Attend, Attention, DecoderLayer
 from peagle.models.ends import Embedding
 from peagle.models.spec import LayerSpec
@@ -51,11 +50,9 @@ class ConvSpec:
 
 
 @dataclass(frozen=True)
-class BlockConfig(NetworkConfig):
+class BlockConfig(HeadConfig):
     """The sizes of a DFlash head."""
 
-    draft_vocab_size: int
-    mask_token_id: int
     block_size: int
     """Rows of the blocks that it was trained for: the newest token's and K mask tokens'."""
     embedding_scale: float = 1.0
@@ -64,8 +61,6 @@ class BlockConfig(NetworkConfig):
     logit_softcap: float | None = None
     conv: ConvSpec | None = None
     """None: DFlash, not DFlash 2."""
-    selector: SelectorConfig | None = None
-    """What corrects drafts by the draft before."""
 
     @property
     def kind(self) -> Kind:
@@ -76,18 +71,6 @@ class BlockConfig(NetworkConfig):
     def most_tokens(self) -> int:
         """As `NetworkConfig`: one for each mask token of a block."""
         return self.block_size - 1
-
-    @property
-    def reduced_vocabulary(self) -> bool:
-        """Whether draft ids differ from target ids."""
-        return self.draft_vocab_size != self.transformer.vocab_size
-
-    def new_selector(self) -> Selector | None:
-        """A selector of its sizes, without values; None where it has none."""
-        if self.selector is None:
-            return None
-        shape = self.transformer
-        return Selector(self.selector, shape.hidden_size, shape.vocab_size, self.draft_vocab_size)
 
 
 @dataclass(frozen=True)
@@ -201,6 +184,7 @@ class BlockModel(Network):
     def first_norms(self) -> FirstNorms:
         """As `Network`: a mask token's row begins with its embedding, in a feature's place."""
         mask = self.config.mask_token_id
+        assert mask is not None, "a block has mask tokens"
         return FirstNorms(
             embedding=self.embed.weight,
             input_weight=self.hidden_norm.weight,
@@ -209,7 +193,6 @@ class BlockModel(Network):
             before_residual=False,
             mask_token=mask,
             mask_feature=self.embed.weight[mask] * self.config.embedding_scale,
-            anchored=True,
         )
 
     def begin(self, x: Tensor, stream: Tensor) -> tuple[Tensor, Normed]:
@@ -227,19 +210,28 @@ class BlockModel(Network):
         features: Tensor,
         positions: Tensor,
         attend: Attend,
-        slots: Tensor | None = None,
     ) -> Tensor:
-        """As `Network`. A block's first row takes the token of the row before it."""
+        """As `Network`, of known positions alone."""
+        nowhere = features.new_empty(0, 0, dtype=torch.int64)
+        return self._attended(features, positions, attend, nowhere)
+
+    def with_slots(
+        self, rows: tuple[Tensor, Tensor, Tensor], attend: Attend, slots: Tensor
+    ) -> Tensor:
+        """As `Network`: a block begins with the row of its own token."""
+        tokens, features, positions = rows
+        anchors = self.embedded(tokens.index_select(0, slots[:, 0])).to(features.dtype)
+        x = features.index_copy(0, slots[:, 0], anchors)
+        return self._attended(x, positions, attend, slots)
+
+    def _attended(self, x: Tensor, positions: Tensor, attend: Attend, slots: Tensor) -> Tensor:
         rotation = rotation_at(self.rotations, positions)
 
         def mix(index: int, attention: Attention, x: Tensor) -> Tensor:
             added: Tensor = attention(x, rotation, index, attend)
             return added
 
-        if slots is None:
-            return self.over(features, features.new_empty(0, 0, dtype=torch.int64), mix)
-        anchors = self.embedded(tokens.index_select(0, slots[:, 0] - 1)).to(features.dtype)
-        return self.over(features.index_copy(0, slots[:, 0], anchors), slots, mix)
+        return self.over(x, slots, mix)
 
     def over(self, x: Tensor, slots: Tensor, mix: Mix) -> Tensor:
         """Run the layers. x: [rows, hidden_size] features of known positions and embeddings of the
@@ -262,8 +254,9 @@ class DFlash(Drafter):
 
     def propose(self, rows: ProposerRows) -> Draft:
         """As `PEagle`, whose slots stand one position before; every slot's draft is corrected."""
-        output, readout = rows.run(masks=rows.drafts + 1), self.model.readout
-        before = None if readout.selector is None else rows.newest
+        newest, readout = rows.newest, self.model.readout
+        output = rows.run(masks=rows.drafts + 1, first=newest)
+        before = None if readout.selector is None else newest
         if not rows.nodes:
             return Draft(readout.draft(output.normed, rows.drafts, rows.race, before=before))
         found, pairs = readout.slots(output.normed, rows.drafts, rows.race, before=before)

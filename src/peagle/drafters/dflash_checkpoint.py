@@ -1,5 +1,6 @@
 """A DFlash head's directory, in z-lab's layout or speculators': its configuration and tensors."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,8 @@ from peagle.drafters.checkpoint import (
     attach_vocabulary,
     shared_tensors,
 )
-from peagle.drafters.config_file import config_problems
+from peagle.drafters.config_file import SPECULATORS, config_problems, draft_windows
+from peagle.drafters.correction import selector_rules
 from peagle.drafters.dflash import BlockConfig, BlockModel, ConvSpec
 from peagle.drafters.quantization import quantize
 from peagle.drafters.selector import SelectorConfig
@@ -30,7 +32,6 @@ from peagle.models.families.config import (
     num_layers,
     reading,
     require_positive,
-    windows,
 )
 from peagle.models.families.tensors import Place, dense_layer
 from peagle.models.spec import DecoderSpec
@@ -47,7 +48,7 @@ from peagle.ops.packing import pack
 ARCHITECTURES = "DFlashDraftModel", "DFlash2DraftModel"
 ALGORITHMS = "dflash", "dflash2"
 """Values of `speculators_model_type`."""
-SPECULATORS, NESTED = "speculators_model_type", "dflash_config"
+NESTED = "dflash_config"
 REFUSED = {
     "sample_from_anchor": "the row of the newest token drafts, as DSpark's does",
     "attention_sink_bias": "heads have sinks",
@@ -64,7 +65,7 @@ MASK_EMBEDDING = "mask_embedding.pt"
 NEOX = "is_neox_style", "rope_is_neox_style"
 BLOCK = 16
 """Rows of a block where nothing is said."""
-SELECTOR = "candidate_selector"
+OF_SELECTOR = re.compile(r"(candidate_selector\.\w+)\.weight")
 Values = Mapping[str, Any]
 
 
@@ -163,12 +164,7 @@ def _transformer(values: Values, own: Values) -> DecoderSpec:
 def _windows(values: Values, own: Values) -> list[int | None]:
     if own.get("use_swa"):
         return [int(own["swa_window_size"])] * num_layers(values)
-    if SPECULATORS not in values:
-        return qwen3.windows(values)
-    types, width = values.get("layer_types"), values.get("sliding_window")
-    if not types or not width:
-        return [None] * num_layers(values)
-    return windows(values, types, int(width))
+    return draft_windows(values, as_qwen3=True)
 
 
 def _causal(values: Values, own: Values, widths: list[int | None]) -> list[bool]:
@@ -203,13 +199,8 @@ def block_rules(config: BlockConfig, shared: frozenset[str]) -> list[TensorRule]
         if config.conv is not None:
             rules += _conv_rules(config.conv, shape.hidden_size, place)
     if config.selector is not None:
-        sizes = shape.vocab_size, config.draft_vocab_size, config.selector.rank
-        names = "predecessor", "successor", "projection.weight"
-        theirs = "predecessor_codebook", "successor_codebook", "hidden_projection.weight"
-        rules += [
-            TensorRule(f"readout.selector.{ours}", (f"{SELECTOR}.{name}",), (size,))
-            for ours, name, size in zip(names, theirs, sizes, strict=True)
-        ]
+        within = "readout.selector."
+        rules += [replace(rule, ours=within + rule.ours) for rule in selector_rules(config)]
     return [rule for rule in rules if rule.theirs[0] not in shared]
 
 
@@ -228,8 +219,8 @@ def _conv_rules(conv: ConvSpec, hidden_size: int, place: Place) -> list[TensorRu
 
 
 def published_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a head, codebooks under the names that are published."""
-    return {name.replace("codebook.weight", "codebook"): x for name, x in tensors.items()}
+    """Tensors of a head, those of its selector under the names that a correction has."""
+    return {OF_SELECTOR.sub(r"\1", name): tensor for name, tensor in tensors.items()}
 
 
 def block_problems(

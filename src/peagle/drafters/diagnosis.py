@@ -27,7 +27,6 @@ from peagle.drafters.checkpoint import (
 )
 from peagle.drafters.config_file import config_problems, read_drafter_config
 from peagle.drafters.correction import FOLDER, selector_problems, selector_tensors
-from peagle.drafters.dflash import BlockConfig
 from peagle.drafters.dflash_checkpoint import (
     block_problems,
     is_dflash,
@@ -37,6 +36,7 @@ from peagle.drafters.dflash_checkpoint import (
 from peagle.drafters.kind import DFLASH, MTP, PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.drafters.mtp import check_mtp
+from peagle.drafters.network import HeadConfig
 from peagle.errors import InputError
 from peagle.models.families import has_family, read_spec
 from peagle.models.families.config import architecture_of
@@ -61,7 +61,7 @@ class Diagnosis:
     """What the drafter is, as far as it could be read: label -> value."""
     problems: tuple[str, ...]
     """What is wrong, each with a fix; if empty, the drafter will load."""
-    config: DrafterConfig | BlockConfig | None
+    config: HeadConfig | None
     """Its configuration as it will run; None if that could not be read."""
 
 
@@ -176,7 +176,7 @@ def _as_deep_as_unknown(shape: DecoderSpec) -> DecoderSpec:
     return replace(shape, layers=UNKNOWN_TARGET.layers)
 
 
-def _implied_target(config: DrafterConfig | BlockConfig) -> DecoderSpec:
+def _implied_target(config: HeadConfig) -> DecoderSpec:
     """The target that a drafter's own configuration implies."""
     return replace(_as_deep_as_unknown(config.transformer), hidden_size=config.target_hidden_size)
 

@@ -22,10 +22,12 @@ class FusedDrafter:
         tables = dict.fromkeys(range(len(model.blocks)), (model.rotations, None))
         self.layers = FusedLayers(model.blocks, model.readout.norm, tables)
 
-    def run(self, inputs: DraftInputs, attend: AttendProduct) -> Hidden:
-        """The output of the rows that give drafts."""
-        stream, first = self.model.begin(inputs.x, inputs.stream)
-        return Hidden(*self.layers(stream, first, attend, reads=inputs.reads.flatten()))
+    def run(
+        self, inputs: DraftInputs, attend: AttendProduct, first: Tensor | None = None
+    ) -> Hidden:
+        """The output of the rows that give drafts; first: as of `ProposerRows`."""
+        stream, x = self.model.begin(inputs.x, inputs.stream)
+        return Hidden(*self.layers(stream, x, attend, reads=inputs.reads.flatten()))
 
     def fill(self, following: Tensor, features: Tensor, attend: AttendProduct) -> None:
         """Write the keys and values of known rows.
@@ -53,11 +55,13 @@ class FusedBlock(FusedDrafter):
 
     model: BlockModel
 
-    def run(self, inputs: DraftInputs, attend: AttendProduct) -> Hidden:
+    def run(
+        self, inputs: DraftInputs, attend: AttendProduct, first: Tensor | None = None
+    ) -> Hidden:
         """As `FusedDrafter`."""
-        assert inputs.newest is not None, "a block begins with the newest token"
+        assert first is not None, "a block begins with the newest token"
         model, slots = self.model, inputs.reads[:, 1:]
-        anchors = model.embedded(inputs.newest)
+        anchors = model.embedded(first)
         x = inputs.stream.index_copy(0, slots[:, 0], anchors)
 
         def mix(index: int, attention: Attention, x: Tensor) -> Tensor:

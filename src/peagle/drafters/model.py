@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from peagle.drafters.kind import EAGLE3, PEAGLE, Kind
-from peagle.drafters.network import Network, NetworkConfig
+from peagle.drafters.network import HeadConfig, Network
 from peagle.drafters.readout import Readout
-from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.models.decoder import MLP, Attend, Attention, DecoderLayer
 from peagle.models.ends import Embedding
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
@@ -41,22 +40,17 @@ WHOLE_HEAD = 128
 
 
 @dataclass(frozen=True)
-class DrafterConfig(NetworkConfig):
+class DrafterConfig(HeadConfig):
     """A drafter's architecture and what it was trained for; keys as in vLLM's `config.json`: its
     taps are `eagle_aux_hidden_state_layer_ids`. The draft layers are alike but for their windows.
     """
 
-    draft_vocab_size: int
     taps_named: bool = True
     """Whether the directory names the taps; else they are vLLM's default."""
-    mask_token_id: int | None = None
-    """The mask slots' token; None for EAGLE-3, which has no mask slots."""
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
-    selector: SelectorConfig | None = None
-    """What corrects drafts by the draft before, from the directory's `correction`."""
 
     @property
     def layer(self) -> LayerSpec:
@@ -79,18 +73,6 @@ class DrafterConfig(NetworkConfig):
     def kind(self) -> Kind:
         """The kind of drafter: with a mask token, there are mask slots."""
         return EAGLE3 if self.mask_token_id is None else PEAGLE
-
-    def new_selector(self) -> Selector | None:
-        """A selector of its sizes, without values; None where it has none."""
-        if self.selector is None:
-            return None
-        shape = self.transformer
-        return Selector(self.selector, shape.hidden_size, shape.vocab_size, self.draft_vocab_size)
-
-    @property
-    def reduced_vocabulary(self) -> bool:
-        """Whether draft ids differ from target ids."""
-        return self.draft_vocab_size != self.transformer.vocab_size
 
 
 def heads_like(target: DecoderSpec) -> AttentionSpec:
@@ -211,12 +193,7 @@ class DraftModel(Network):
         return projected
 
     def forward(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        positions: Tensor,
-        attend: Attend,
-        slots: Tensor | None = None,
+        self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend
     ) -> Tensor:
         """As `Network`."""
         return self.layers(self.embed(tokens).to(features.dtype), features, positions, attend)

@@ -110,12 +110,7 @@ class MTPHead(Network):
         return residual.normed(features, self.target_norm).x
 
     def forward(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        positions: Tensor,
-        attend: Attend,
-        slots: Tensor | None = None,
+        self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend
     ) -> Tensor:
         """As `Network`."""
         embedded = self.embedding_norm(self.embed(tokens))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from peagle.drafters.kind import Kind
 from peagle.drafters.readout import Readout
+from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.models.decoder import Attend
 from peagle.models.ends import Embedding
 from peagle.models.spec import DecoderSpec
@@ -50,6 +51,29 @@ class NetworkConfig(ABC):
         return len(self.taps) * self.target_hidden_size
 
 
+@dataclass(frozen=True)
+class HeadConfig(NetworkConfig):
+    """Sizes of a network with a directory of its own."""
+
+    draft_vocab_size: int
+    mask_token_id: int | None = field(default=None, kw_only=True)
+    """The mask slots' token; None where a network has no mask slots."""
+    selector: SelectorConfig | None = field(default=None, kw_only=True)
+    """What corrects drafts by the draft before; None: they stay as they are."""
+
+    @property
+    def reduced_vocabulary(self) -> bool:
+        """Whether draft ids differ from target ids."""
+        return self.draft_vocab_size != self.transformer.vocab_size
+
+    def new_selector(self) -> Selector | None:
+        """A selector of its sizes, without values; None where it has none."""
+        if self.selector is None:
+            return None
+        shape = self.transformer
+        return Selector(self.selector, shape.hidden_size, shape.vocab_size, self.draft_vocab_size)
+
+
 class Network(nn.Module, ABC):
     """Draft layers over (embedding of x_{p+1}, feature of p) at position p."""
 
@@ -86,19 +110,21 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        positions: Tensor,
-        attend: Attend,
-        slots: Tensor | None = None,
+        self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend
     ) -> Tensor:
         """Run rows through the draft layers.
 
-        tokens, positions: [rows]; features: projected, [rows, hidden_size]; slots: [requests,
-        masks] the places of mask slots; None: there are none. Returns the residual stream [rows,
-        hidden_size] before the final norm.
+        tokens, positions: [rows]; features: projected, [rows, hidden_size]. Returns the residual
+        stream [rows, hidden_size] before the final norm.
         """
+
+    def with_slots(
+        self, rows: tuple[Tensor, Tensor, Tensor], attend: Attend, slots: Tensor
+    ) -> Tensor:
+        """`forward` over tokens, features and positions, among which mask slots stand at `slots`
+        [requests, masks]."""
+        stream: Tensor = self(*rows, attend)
+        return stream
 
     @abstractmethod
     def feedback(self, hidden: Tensor) -> Tensor:

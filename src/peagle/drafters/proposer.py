@@ -105,9 +105,11 @@ class ProposerRows(Protocol):
         """[requests] which of the requests' drafts must be a chain, though they may branch."""
         ...
 
-    def run(self, masks: int) -> Hidden:
+    def run(self, masks: int, first: Tensor | None = None) -> Hidden:
         """A network's pass over the positions that it has not seen, then `masks` mask slots.
 
+        first: [requests] the token of each request's first slot, for a network that gives it one;
+        None: the mask token.
         What is read are the newest token's row and the mask slots': [requests * (masks + 1)] rows.
         """
         ...

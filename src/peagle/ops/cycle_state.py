@@ -95,8 +95,6 @@ class DraftInputs:
     """[most rows, hidden_size]"""
     reads: Tensor
     """[requests, reads] rows whose output is wanted: the newest token's, then the mask slots'."""
-    newest: Tensor | None
-    """[requests] the newest token of each; None where no slot begins with it."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +111,6 @@ class FirstNorms:
     mask_token: int
     mask_feature: Tensor
     """[hidden_size], projected; unused where no mask slots are asked for."""
-    anchored: bool = False
-    """Whether the first mask slot is the newest token's own row."""
 
 
 def draft_inputs(
@@ -146,8 +142,7 @@ def draft_inputs(
     starts = state.computed[requests] - known
     reads = (firsts + known - 1)[:, None] + torch.arange(masks + 1, device=x.device)
     rows = _placed(state, requests, starts, counts, most, pending + masks)
-    newest = state.newest(requests) if norms.anchored else None
-    return DraftInputs(rows, x, stream, reads, newest)
+    return DraftInputs(rows, x, stream, reads)
 
 
 def verify_inputs(

@@ -92,13 +92,13 @@ class DeviceProposerRows:
         """As `ProposerRows`."""
         return find_unbranched(self.state, self.requests, self.shape.nodes)
 
-    def run(self, masks: int) -> Hidden:
+    def run(self, masks: int, first: Tensor | None = None) -> Hidden:
         """As `ProposerRows`."""
         network, models = self.models.network, self.models
         assert network is not None
         given = self.state, self.requests, self.shape.pending, masks
         inputs = draft_inputs(*given, network.norms)
-        return network.run(inputs, models.open_network(inputs.rows))
+        return network.run(inputs, models.open_network(inputs.rows), first)
 
     def after(self, tokens: Tensor, features: Tensor) -> "DeviceProposerRows":
         """As `ProposerRows`, by a table of their own, with one row for each request."""

@@ -39,8 +39,9 @@ class HostNetwork:
         self._mask_feature = norms.mask_feature[None]
         self._mask_token = torch.tensor([norms.mask_token], device=norms.embedding.device)
 
-    def run(self, known: KnownRows, masks: int) -> Hidden:
-        """The output of each request's last known row and of `masks` mask slots behind it."""
+    def run(self, known: KnownRows, masks: int, first: Tensor | None = None) -> Hidden:
+        """The output of each request's last known row and of `masks` mask slots behind it; first:
+        as of `ProposerRows`."""
         spans, tokens, features = known.spans, known.tokens, known.features
         counts = [span.count for span in spans]
         sources, reads = draft_rows(counts, masks, tokens.device)
@@ -49,6 +50,8 @@ class HostNetwork:
             features = torch.cat((features, self._mask_feature)).index_select(0, sources)
             spans = tuple(Span(span.row, span.start, span.count + masks) for span in spans)
         reads = reads.view(len(counts), masks + 1)
+        if first is not None:
+            tokens = tokens.index_copy(0, reads[:, 1], first)
         whole = self._forward(spans, tokens, features, reads[:, 1:] if masks else None)
         stream = whole.index_select(0, reads[:, self.model.unread :].flatten())
         readout = self.model.readout
@@ -63,4 +66,7 @@ class HostNetwork:
     ) -> Tensor:
         """slots: [requests, masks] the places of mask slots; None: there are none."""
         positions, attend = self.cache.open(spans, whole=slots is not None)
-        return self.model(tokens, features, positions, attend, slots)
+        if slots is None:
+            stream: Tensor = self.model(tokens, features, positions, attend)
+            return stream
+        return self.model.with_slots((tokens, features, positions), attend, slots)

@@ -49,11 +49,11 @@ class HostProposerRows:
         requests = len(self.known.spans)
         return torch.zeros(requests, dtype=torch.int64, device=self.known.tokens.device)
 
-    def run(self, masks: int) -> Hidden:
+    def run(self, masks: int, first: Tensor | None = None) -> Hidden:
         """As `ProposerRows`."""
         assert self.network is not None
         assert self.known is not None
-        return self.network.run(self.known, masks)
+        return self.network.run(self.known, masks, first)
 
     def after(self, tokens: Tensor, features: Tensor) -> "HostProposerRows":
         """As `ProposerRows`."""

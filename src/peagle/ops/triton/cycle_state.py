@@ -66,8 +66,7 @@ def draft_inputs(
         BEFORE=norms.before_residual,
         num_warps=8,
     )
-    newest = state.newest(requests) if norms.anchored else None
-    return DraftInputs(rows, x, stream, reads, newest)
+    return DraftInputs(rows, x, stream, reads)
 
 
 def verify_inputs(
