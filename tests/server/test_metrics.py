@@ -118,6 +118,18 @@ def test_every_series_is_there_before_it_counts():
     assert len(metrics.text().splitlines()) == len(seen.splitlines())
 
 
+@pytest.mark.parametrize("name", ["demo", 'a "quoted} {name, engine="7",'])
+def test_what_tells_series_apart_comes_before_the_engine(name: str):
+    """Others search the page by the label of vLLM's that differs."""
+    text = Metrics(name, idle(), DraftTotals([0, 0])).text().decode()
+    assert 'vllm:request_success_total{finished_reason="abort",model_name="' in text
+    labels = [line for line in text.splitlines() if line.startswith("vllm:request_success_total")]
+    assert len(labels) == 5
+    assert all(line.endswith(',engine="0"} 0.0') for line in labels)
+    samples = [one for f in text_string_to_metric_families(text) for one in f.samples]
+    assert {one.labels["model_name"] for one in samples if "engine" in one.labels} == {name}
+
+
 @pytest.mark.parametrize("reason", ["wrong drafts", "slower cycles", None])
 def test_it_says_why_nothing_is_drafted(reason: str | None):
     metrics = Metrics("demo", idle(reason), DraftTotals([0, 0]))
