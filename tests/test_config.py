@@ -58,10 +58,9 @@ def test_vllms_json_is_read():
     ("values", "lengths"),
     [
         ({"model": "d"}, None),
-        ({"model": "d", "prompt_lookup_max": 5}, (3, 5)),
-        ({"model": "d", "prompt_lookup_min": 20}, (20, 20)),
         ({"method": "ngram", "num_speculative_tokens": 4}, (3, 16)),
         ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 2}, (2, 2)),
+        ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 20}, (20, 20)),
     ],
 )
 def test_lookups_are_asked_for_by_vllms_keys(values, lengths: tuple[int, int] | None):
@@ -99,9 +98,11 @@ def _synthetic(rates: list[float], k: int) -> str:
         ),
         (
             json.dumps({"model": "d", "prompt_lookup_min": 5, "prompt_lookup_max": 4}),
-            "prompt_lookup_min 5 is above prompt_lookup_max 4; raise",
+            "eagle3 drafts without lookups, which are method ngram's; leave out prompt_lookup_max, "
+            "prompt_lookup_min",
         ),
-        (json.dumps({"model": "d", "prompt_lookup_min": 0}), "prompt_lookup_min: "),
+        (json.dumps({"method": "mtp", "prompt_lookup_min": 5}), "leave out prompt_lookup_min"),
+        (json.dumps({"method": "ngram", "prompt_lookup_min": 0}), "prompt_lookup_min: "),
         (json.dumps({"model": "d", "tokens": 3}), "tokens: no such key"),
         (
             json.dumps({"model": "d", "rejection_sample_method": "synthetic"}),

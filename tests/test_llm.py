@@ -546,7 +546,7 @@ def test_drafts_may_be_looked_up_without_a_drafter(pair: TinyPair):
     looked_up = LLM(pair.target, asked, tiny.engine_config()).generate(PROMPTS, HOW)
     plain = made(pair, "none").generate(PROMPTS, HOW)
     assert [found.token_ids for found in looked_up] == [found.token_ids for found in plain]
-    assert sum(found.speculation.looked_up for found in looked_up) > 0
+    assert sum(found.speculation.drafted for found in looked_up) > 0
 
 
 def test_drafts_are_accepted_at_given_rates_for_measuring_time(pair: TinyPair):

@@ -56,10 +56,8 @@ from transformers import (
 )
 
 from peagle.config import EngineConfig, SamplingParams
-from peagle.drafters.beside import Beside
 from peagle.drafters.checkpoint import load_drafter, save_drafter
 from peagle.drafters.drafter import Drafter
-from peagle.drafters.lookup import Lookup
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.drafters.proposer import Proposer
@@ -460,13 +458,6 @@ def random_drafter_for(decoder: Decoder, directory: Path, config: DrafterConfig)
     return drafter_for(load_drafter(save_random_drafter(directory, config), decoder))
 
 
-def beside(lookup: Lookup | None, drafter: Drafter | None) -> Proposer | None:
-    """Both together, or the one that there is."""
-    if lookup is None or drafter is None:
-        return lookup or drafter
-    return Beside(lookup, drafter)
-
-
 def engine_config(**changes: Any) -> EngineConfig:
     """Defaults but for the memory, which tiny models hardly need, and K drafts whatever the clock
     says."""
@@ -611,7 +602,7 @@ def note(request: Request, output: RequestOutput) -> None:
     told.setdefault("logprobs", []).extend(output.logprobs)
     if output.cycle:
         repeats = max(len(output.new_tokens), 1)
-        did.record(output.drafted, output.verified, output.looked_up, repeats)
+        did.record(output.drafted, output.verified, repeats)
 
 
 def outputs(requests: Sequence[Request]) -> list[list[int]]:

@@ -271,6 +271,7 @@ target_parallel_config tensor_parallel_size use_heterogeneous_vocab use_local_ar
 xpress_topc"""
 IDLE_KEYS = frozenset(IDLE.split())
 """Keys of vLLM's `--speculative-config` that change no answer, and have nothing to set here."""
+LOOKUP_KEYS = frozenset(("prompt_lookup_min", "prompt_lookup_max"))
 SHORTEST_MATCH, LONGEST_MATCH = 3, 16
 """The lengths of a lookup's match, where nothing is said: shorter matches are seldom right, and
 longer ones are all right equally often."""
@@ -284,8 +285,7 @@ def known_methods() -> tuple[str, ...]:
 class SpeculativeConfig(Config):
     """vLLM's `--speculative-config`, same keys: which drafter, how many tokens, one pass or K.
 
-    Drafts may also be looked up in the request's own text, by `ngram` alone, or beside a drafter
-    where one of the two lengths of a match is given.
+    Method `ngram` has no drafter: drafts are looked up in the request's own text.
     """
 
     method: str = "eagle3"
@@ -308,9 +308,10 @@ class SpeculativeConfig(Config):
     """fp8: round the drafter's layers and head to FP8 as they are loaded, half the bytes to read.
     The answer stays the same; how often drafts are right may change."""
     prompt_lookup_min: LookupLength | None = None
-    """Fewest tokens that must stand earlier in the text for what followed them to be drafted."""
+    """For ngram: fewest tokens that must stand earlier in the text for what followed them to be
+    drafted."""
     prompt_lookup_max: LookupLength | None = None
-    """Most tokens that are compared."""
+    """For ngram: most tokens that are compared."""
     rejection_sample_method: Literal["standard", "block", "synthetic"] | None = None
     """synthetic: accept drafts at the rates below, whatever the target says. The text means nothing
     then; this is for measuring time."""
@@ -325,6 +326,8 @@ class SpeculativeConfig(Config):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         self._check_synthetic()
+        if self.method != "ngram":
+            self._leave_out(LOOKUP_KEYS, "drafts without lookups, which are method ngram's")
         if self.method == "mtp":
             self._leave_out(
                 {"model", "revision", "parallel_drafting", "quantization"}, "is the target's own"
@@ -335,9 +338,9 @@ class SpeculativeConfig(Config):
             self._check_without_drafter()
         if self.model is None and self.method in ("eagle3", "dflash"):
             raise ValueError("model is missing: give the drafter's directory or hub id")
+        if self.num_tree_nodes and self.synthetic_acceptance_rates:
+            raise ValueError("num_tree_nodes does not go with synthetic acceptance")
         lengths = self.lookup
-        if self.num_tree_nodes and (lengths or self.synthetic_acceptance_rates):
-            raise ValueError("num_tree_nodes goes with neither lookups nor synthetic acceptance")
         if lengths is not None and lengths[0] > lengths[1]:
             raise ValueError(
                 f"prompt_lookup_min {lengths[0]} is above prompt_lookup_max {lengths[1]}; raise "
@@ -350,8 +353,6 @@ class SpeculativeConfig(Config):
         if self.method not in (methods := known_methods()):
             raise ValueError(f"{self.method} is none of {', '.join(methods)}")
         foreign = {"model", "parallel_drafting", "quantization", "num_tree_nodes"}
-        if self.method != "ngram":
-            foreign |= {"prompt_lookup_min", "prompt_lookup_max"}
         self._leave_out(foreign, "has no drafter")
         if self.num_speculative_tokens is None:
             told = "needs num_speculative_tokens, the most drafts of a cycle"
@@ -386,9 +387,9 @@ class SpeculativeConfig(Config):
     @property
     def lookup(self) -> tuple[int, int] | None:
         """The shortest and longest match of a lookup; None where nothing is looked up."""
-        shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
-        if self.method != "ngram" and shortest is None and longest is None:
+        if self.method != "ngram":
             return None
+        shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
         least = min(SHORTEST_MATCH, longest or SHORTEST_MATCH) if shortest is None else shortest
         return least, max(LONGEST_MATCH, least) if longest is None else longest
 

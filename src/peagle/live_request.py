@@ -81,7 +81,7 @@ class LiveRequest:
         self.drafted += [place < output.accepted for place in range(len(new))]
         self.logprobs += output.logprobs
         if output.cycle:
-            did = output.drafted, output.verified, output.looked_up, max(len(new), 1)
+            did = output.drafted, output.verified, max(len(new), 1)
             self.speculation.record(*did)
             totals.record(*did)
             self.refused += output.drafted - output.verified

@@ -13,10 +13,6 @@ class DraftTotals:
     """How often draft token 1, 2, ... K was accepted."""
     lengths: Counter[int] = field(default_factory=Counter)
     """Cycles by the tokens that they drafted."""
-    looked_up: int = 0
-    """Those of the drafts that were found in the request's own text."""
-    looked_up_accepted: int = 0
-    """How many of these were accepted."""
 
     @property
     def cycles(self) -> int:
@@ -55,21 +51,11 @@ class DraftTotals:
         return DraftTotals(
             [sum(position) for position in counts],
             sum((part.lengths for part in parts), Counter()),
-            sum(part.looked_up for part in parts),
-            sum(part.looked_up_accepted for part in parts),
         )
 
-    def record(
-        self, drafted: int, accepted: int, looked_up: bool = False, repeats: int = 1
-    ) -> None:
-        """Count one cycle.
-
-        looked_up: whether its drafts were; repeats: how often it ran, if without drafts.
-        """
+    def record(self, drafted: int, accepted: int, repeats: int = 1) -> None:
+        """Count one cycle. repeats: how often it ran, if without drafts."""
         self.lengths[drafted] += 1 if drafted else repeats
-        if looked_up:
-            self.looked_up += drafted
-            self.looked_up_accepted += accepted
         for position in range(accepted):
             self.accepted_per_position[position] += 1
 
@@ -81,10 +67,8 @@ class Speculation(DraftTotals):
     accepted_per_cycle: list[int] = field(default_factory=list)
     """Drafts accepted in each verification, past the request's end too, as vLLM counts."""
 
-    def record(
-        self, drafted: int, accepted: int, looked_up: bool = False, repeats: int = 1
-    ) -> None:
+    def record(self, drafted: int, accepted: int, repeats: int = 1) -> None:
         """Count one cycle, as for all requests."""
-        super().record(drafted, accepted, looked_up, repeats)
+        super().record(drafted, accepted, repeats)
         if drafted:
             self.accepted_per_cycle.append(accepted)

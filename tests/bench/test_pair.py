@@ -33,22 +33,21 @@ def test_drafters_are_checked_together(pair):
 
 
 def test_a_method_may_look_drafts_up():
-    pair = choose_pair(["ngram", "peagle+ngram"], "own", {"eagle3": None, "peagle": "drafter"})
+    pair = choose_pair(["ngram", "peagle"], "own", {"eagle3": None, "peagle": "drafter"})
     assert pair == Pair("own", {"peagle": "drafter"})
     assert pair.speculation("none", 0) is None
-    alone, both = (pair.speculation(method, 5) for method in ("ngram", "peagle+ngram"))
-    assert alone is not None
-    assert both is not None
-    assert (alone.method, alone.model, alone.lookup) == ("ngram", None, (3, 16))
-    assert (both.method, both.model, both.lookup) == ("eagle3", "drafter", (3, 16))
-    assert pair.speculation("peagle", 5).lookup is None
+    found, drafted = (pair.speculation(method, 5) for method in ("ngram", "peagle"))
+    assert found is not None
+    assert drafted is not None
+    assert (found.method, found.model, found.lookup) == ("ngram", None, (3, 16))
+    assert (drafted.method, drafted.model, drafted.lookup) == ("eagle3", "drafter", None)
 
 
-def test_drafts_of_either_drafter_branch_and_those_beside_lookups_do_not():
+def test_drafts_of_either_drafter_branch_and_lookups_do_not():
     pair = Pair("target", {"peagle": "p", "eagle3": "e"}, num_tree_nodes=15)
     nodes = {
         method: getattr(pair.speculation(method, 7), "num_tree_nodes", None)
-        for method in ("none", "ngram", "eagle3", "peagle", "peagle+ngram")
+        for method in ("none", "ngram", "eagle3", "peagle")
     }
     assert (nodes.pop("peagle"), nodes.pop("eagle3")) == (15, 15)
     assert set(nodes.values()) == {None}

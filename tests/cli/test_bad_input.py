@@ -155,7 +155,7 @@ def test_stdin_that_is_not_text(refused, pair, monkeypatch):
         (["--max-tokens", "0"], "peagle: --max-tokens: "),
         (["--max-tokens", "500"], "context holds 512"),
         (["--prompts", "{bad}/long.txt"], "long.txt:2 has 10000 tokens and 128 are to follow"),
-        (["--methods", "none,medusa"], "'medusa' is none of none, ngram, eagle3, eagle3+ngram"),
+        (["--methods", "none,medusa"], "'medusa' is none of none, ngram, eagle3, peagle"),
         (["--prompts", "{bad}/prompts.jsonl"], "prompts.jsonl:2: not JSON"),
         (["--peagle", "{bad}/nan"], "NaN or infinite"),
         (["--peagle", "{pair.eagle3}"], "its kind is EAGLE-3, not P-EAGLE; give it as --eagle3"),

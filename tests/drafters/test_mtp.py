@@ -73,14 +73,13 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return dict(zip(FAMILIES, map(tiny.add_mtp, saved), strict=True))
 
 
-def speculation(k: int, **more: Any) -> SpeculativeConfig:
-    return SpeculativeConfig(method="mtp", num_speculative_tokens=k, **more)
+def speculation(k: int) -> SpeculativeConfig:
+    return SpeculativeConfig(method="mtp", num_speculative_tokens=k)
 
 
-def drafter_of(directory: Path, target: Any, **more: Any) -> Any:
-    how = speculation(4, **more)
+def drafter_of(directory: Path, target: Any) -> Any:
     load = partial(load_network, directory=directory, target=target)
-    return proposer_for(how, load, tiny.CPU, tiny.VOCAB)[0]
+    return proposer_for(speculation(4), load, tiny.CPU, tiny.VOCAB)[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -113,8 +112,6 @@ class Case:
     params: tuple[dict[str, Any], ...] = ({},)
     """Of the requests, in turn."""
     config: dict[str, Any] = field(default_factory=dict)
-    more: dict[str, Any] = field(default_factory=dict)
-    """Besides method and K."""
     lengths: tuple[int, ...] = ()
     """K of each cycle, where load chooses it."""
 
@@ -127,7 +124,6 @@ CASES = {
     "hosted": Case(params=({"logprobs": 2}, {"logit_bias": {5: 1.0}}, {})),
     "some without drafts": Case(params=({"num_speculative_tokens": 0}, {})),
     "by load": Case(config={"draft_length": "auto"}, lengths=(4, 0, 0, 2, 0, 1)),
-    "beside lookups": Case(more={"prompt_lookup_min": 2}),
 }
 
 
@@ -148,7 +144,7 @@ def run(target: Any, drafter: Any, case: Case) -> list[Request]:
 def shown_the_same(directory: Path, case: Case) -> list[Request]:
     """Checks that text is what it is without drafts, of which some are accepted."""
     target = tiny.load_target(directory)
-    drafted = run(target, drafter_of(directory, target, **case.more), case)
+    drafted = run(target, drafter_of(directory, target), case)
     plain = run(target, None, Case(params=case.params))
     assert tiny.outputs(drafted) == tiny.outputs(plain)
     accepted = sum(request.speculation.accepted for request in drafted)

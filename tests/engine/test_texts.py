@@ -16,14 +16,10 @@ NEW = 40
 BOTH = pytest.mark.parametrize("resident", [False, True])
 
 
-def lookup(shortest: int = 2, longest: int = 8) -> Lookup:
-    return Lookup(shortest, longest, torch.device("cpu"))
-
-
-def engine_of(targets, resident: bool, drafter=None, **changes: object) -> Engine:
+def engine_of(targets, resident: bool, **changes: object) -> Engine:
+    found = Lookup(2, 8, torch.device("cpu"))
     config = tiny.engine_config(**changes)
-    proposer = tiny.beside(lookup(), drafter)
-    return tiny.engine(targets["easy"].decoder, proposer, 4, resident, config)
+    return tiny.engine(targets["easy"].decoder, found, 4, resident, config)
 
 
 def plain(targets, prompts: Sequence[Sequence[int]], how: SamplingParams) -> list[list[int]]:
@@ -37,8 +33,7 @@ def test_a_text_that_repeats_itself_is_drafted_without_a_drafter(targets, reside
     request = tiny.run(engine_of(targets, resident), [REPEATS], how)[0]
     did = request.speculation
     assert request.output == plain(targets, [REPEATS], how)[0]
-    assert did.looked_up == did.drafted > 0
-    assert did.looked_up_accepted == did.accepted > NEW / 4
+    assert did.drafted >= did.accepted > NEW / 4
 
 
 def test_on_a_device_lookups_may_pause(targets):
@@ -53,38 +48,11 @@ def test_on_a_device_lookups_may_pause(targets):
 
 
 @BOTH
-def test_the_same_seed_gives_the_same_tokens(targets, trained, resident: bool):
+def test_the_same_seed_gives_the_same_tokens(targets, resident: bool):
     how = SamplingParams(max_tokens=NEW, temperature=1.0, seed=5)
     prompts = [REPEATS, REPEATS[:7], [1, 2, 3, 1, 2]]
-    expected = plain(targets, prompts, how)
-    for drafter in (None, trained["peagle"].drafter, trained["eagle3"].drafter):
-        engine = engine_of(targets, resident, drafter)
-        assert tiny.outputs(tiny.run(engine, prompts, how)) == expected
-
-
-@BOTH
-def test_a_good_drafter_keeps_its_place(targets, trained, resident: bool):
-    """What is looked up is used where it is better, as told by what the target chose."""
-    prompts = [[(7 * i + j * j) % tiny.MASK for j in range(6)] for i in range(4)]
-    how = SamplingParams(max_tokens=NEW)
-    with_it, alone = (
-        sum(
-            request.speculation.accepted
-            for request in tiny.run(
-                tiny.engine(
-                    targets["easy"].decoder,
-                    tiny.beside(found, trained["peagle"].drafter),
-                    4,
-                    resident,
-                    tiny.engine_config(),
-                ),
-                prompts,
-                how,
-            )
-        )
-        for found in (lookup(), None)
-    )
-    assert with_it >= 0.9 * alone
+    drafted = tiny.run(engine_of(targets, resident), prompts, how)
+    assert tiny.outputs(drafted) == plain(targets, prompts, how)
 
 
 @BOTH

@@ -55,9 +55,7 @@ class Case:
     hosted: tuple[bool, ...]
     """Per request, whether the host takes part in the choice of its tokens."""
     lookup: bool = False
-    """Whether drafts are looked up in the text, too."""
-    drafter: bool = True
-    """Whether there is one."""
+    """Whether drafts are looked up in the text, without a drafter."""
     pauses: bool = False
     """Whether most cycles draft nothing, and leave the drafter behind; on the device they come
     several to a step."""
@@ -68,7 +66,6 @@ def cases(draw: st.DrawFn, family: str) -> Case:
     k = draw(st.integers(1, 7))
     batch = draw(st.lists(prompts, min_size=1, max_size=5))
     own = st.none() | st.integers(0, k)
-    lookup = draw(st.booleans())
     return Case(
         family=family,
         parallel=draw(st.booleans()),
@@ -85,8 +82,7 @@ def cases(draw: st.DrawFn, family: str) -> Case:
         prefix_caching=draw(st.booleans()),
         resident=draw(st.booleans()),
         hosted=tuple(draw(st.lists(st.booleans(), min_size=len(batch), max_size=len(batch)))),
-        lookup=lookup,
-        drafter=draw(st.booleans()) or not lookup,
+        lookup=draw(st.booleans()),
         pauses=draw(st.booleans()),
     )
 
@@ -97,11 +93,10 @@ def engine_of(target, drafter: Drafter, case: Case) -> Engine:
         for spec in (target.decoder.spec, drafter.model.config.transformer)
     )
     blocks = -(-LONGEST // case.block_size) + (case.spare_blocks or 0)
-    lookup = Lookup(1, 4, tiny.CPU) if case.lookup else None
     memory = 1 << 22 if case.spare_blocks is None else blocks * case.block_size * per_token
     engine = tiny.engine(
         target.decoder,
-        tiny.beside(lookup, drafter if case.drafter else None),
+        Lookup(1, 4, tiny.CPU) if case.lookup else drafter,
         case.k,
         case.resident,
         tiny.engine_config(
@@ -217,9 +212,9 @@ def test_speculation_changes_no_token(changes_nothing, family: str, part: int):
             prefix_caching=True,
             hosted=(False,),
         ),
-        replace(TIGHT, lookup=True, drafter=False),
+        replace(TIGHT, lookup=True),
         replace(TIGHT, resident=True, lookup=True),
-        replace(TIGHT, resident=True, hosted=(True, False, True), lookup=True, drafter=False),
+        replace(TIGHT, resident=True, hosted=(True, False, True), lookup=True),
     ],
     ids=[
         "host",
@@ -227,7 +222,7 @@ def test_speculation_changes_no_token(changes_nothing, family: str, part: int):
         "resident and hosted",
         "windows of a prompt, token by token",
         "host, looked up",
-        "resident, looked up beside a drafter",
+        "resident, looked up",
         "resident and hosted, looked up",
     ],
 )

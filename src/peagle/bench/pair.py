@@ -17,12 +17,9 @@ NAMES = {
     "none": "none",
     "ngram": "n-gram",
     "eagle3": "EAGLE-3",
-    "eagle3+ngram": "EAGLE-3 + n-gram",
     "peagle": "P-EAGLE",
-    "peagle+ngram": "P-EAGLE + n-gram",
     "dflash": "DFlash",
     "mtp": "MTP",
-    "mtp+ngram": "MTP + n-gram",
 }
 """Methods as people write them."""
 METHODS = ("none", "eagle3", "peagle")
@@ -50,15 +47,14 @@ class Pair:
         """How a method speculates."""
         if method == "none":
             return None
-        by = drafter_of(method)
-        shortest, longest = self.lookup if looks_up(method) else (None, None)
-        kind = None if by is None else KIND_OF_METHOD[by]
+        kind = KIND_OF_METHOD.get(method)
+        shortest, longest = self.lookup if method == "ngram" else (None, None)
         return SpeculativeConfig(
-            method=alone(method) if kind not in KINDS else "eagle3",
-            model=None if by is None else self.drafters[by],
+            method="eagle3" if kind in KINDS else method,
+            model=None if kind is None else self.drafters[method],
             num_speculative_tokens=k,
             parallel_drafting=kind.parallel_drafting if kind in KINDS else None,
-            quantization=None if by is None else self.quantization,
+            quantization=None if kind is None else self.quantization,
             num_tree_nodes=self.num_tree_nodes if method in self.branching else None,
             prompt_lookup_min=shortest,
             prompt_lookup_max=longest,
@@ -88,22 +84,6 @@ class Pair:
         ]
 
 
-def drafter_of(method: str) -> str | None:
-    """Whose drafter a method runs: eagle3's, peagle's, dflash's or none."""
-    by = alone(method)
-    return by if by in KIND_OF_METHOD else None
-
-
-def alone(method: str) -> str:
-    """A method without the lookups beside it."""
-    return method.removesuffix("+ngram")
-
-
-def looks_up(method: str) -> bool:
-    """Whether a method looks drafts up in the text."""
-    return method.endswith("ngram")
-
-
 def method_of(drafter: str, kind: Kind | None = None) -> str:
     """The method that a drafter's files are of, if it is not said; raises `InputError`."""
     place = model_directory(drafter)
@@ -115,14 +95,11 @@ def choose_pair(
 ) -> Pair:
     """The directories given, else the bundled ones; a target of the user's needs its drafters."""
     chosen: dict[str, str] = {}
-    for method in methods:
-        by = drafter_of(method)
-        if by is None:
-            continue
-        given = drafters.get(by)
-        if given is None and by == DFLASH.method:
+    for method in (each for each in methods if each in KIND_OF_METHOD):
+        given = drafters.get(method)
+        if given is None and method == DFLASH.method:
             raise InputError(f"method {method} needs a drafter: give --drafter DIR")
         if target is not None and given is None:
-            raise InputError(f"method {method} needs a drafter for {target}: give --{by} DIR")
-        chosen[by] = given or str(bundled(by))
+            raise InputError(f"method {method} needs a drafter for {target}: give --{method} DIR")
+        chosen[method] = given or str(bundled(method))
     return Pair(target or str(bundled("target")), chosen)

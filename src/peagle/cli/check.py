@@ -138,19 +138,15 @@ def _drafter(
     place = model_directory(speculation.model, revision=speculation.revision)
     found = diagnose(place, target, kind_asked(speculation.parallel_drafting))
     facts = {"directory": str(place), **found.facts}
-    k = speculation.num_speculative_tokens if speculation.lookup is None else None
-    return facts, [*found.problems, *_too_many(k, found)]
+    return facts, [*found.problems, *_too_many(speculation.num_speculative_tokens, found)]
 
 
 def _lookup(speculation: SpeculativeConfig) -> dict[str, str]:
     """What is looked up in the text; nothing where nothing is."""
-    lengths = speculation.lookup
-    if lengths is None:
+    if speculation.lookup is None:
         return {}
-    shortest, longest = lengths
-    most = speculation.num_speculative_tokens
-    drafts = "as many drafts as the drafter's K" if most is None else f"at most {most} drafts"
-    return {"lookup": f"{drafts} after a match of {shortest} to {longest} tokens"}
+    (shortest, longest), most = speculation.lookup, speculation.num_speculative_tokens
+    return {"lookup": f"at most {most} drafts after a match of {shortest} to {longest} tokens"}
 
 
 def _too_long(speculation: SpeculativeConfig, context: int) -> Iterable[str]:

@@ -29,8 +29,8 @@ class Compared(BothDrafters):
     speculative_config: str | None = None
     """vLLM's JSON, in place of --drafter and --k."""
     methods: Several[str] | None = None
-    """Methods to run: any of none, ngram, eagle3, peagle, mtp; peagle+ngram does both. Default:
-    none, and those with a drafter"""
+    """Methods to run: any of none, ngram, eagle3, peagle, mtp. Default: none, and those with a
+    drafter"""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -80,7 +80,7 @@ class Compared(BothDrafters):
         if one.model is not None:
             by = method_of(one.model, kind_asked(one.parallel_drafting))
             drafters[by] = one.model
-        methods = self.run(("none", by if one.lookup is None or by == "ngram" else f"{by}+ngram"))
+        methods = self.run(("none", by))
         pair = choose_pair(methods, target, drafters)
         return methods, replace(
             pair,
@@ -96,7 +96,7 @@ class Compared(BothDrafters):
         grid: "Grid",
     ) -> "list[Case]":
         """Every combination; K by default as each drafter was trained."""
-        from peagle.bench.pair import LOOKUP_K, alone
+        from peagle.bench.pair import LOOKUP_K
         from peagle.drafters.kind import MTP
 
         most = None if self._one is None else self._one.num_speculative_tokens
@@ -104,7 +104,7 @@ class Compared(BothDrafters):
         trained = {by: [config.default_k] for by, config in drafters.items()}
         trained[MTP.method] = [MTP.default_k]
         return grid.cases(
-            methods, {name: given or trained.get(alone(name), [LOOKUP_K]) for name in methods}
+            methods, {name: given or trained.get(name, [LOOKUP_K]) for name in methods}
         )
 
     def refuse_beside_servers(self) -> None:

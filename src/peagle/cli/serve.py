@@ -284,9 +284,8 @@ def _drafter(llm: "LLM", speculation: SpeculativeConfig | None) -> str:
     if drafter is None:
         return f"none: drafts are looked up in the text, K = {llm.k}"
     ours = speculation.model == str(bundled("peagle"))
-    also = "" if speculation.lookup is None else ", or drafts looked up in the text"
-    if most := llm.engine.facts.most_trees:
-        also += f", branching for up to {most} at once"
+    most = llm.engine.facts.most_trees
+    also = f", branching for up to {most} at once" if most else ""
     place = "the bundled one" if ours else speculation.model or "the target's own head"
     return f"{place} ({drafter.kind.name}), K = {llm.k}{also}"
 

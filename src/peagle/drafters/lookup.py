@@ -11,9 +11,8 @@ from peagle.ops.lookup import look_up, weigh
 TRUSTED, TRUST = 6, 0.25
 """Tokens of a match that is used before any was verified, and what it is taken to gain: so little
 that a few wrong ones are enough."""
-PRICE, BESIDE_PRICE = 0.5, 3.0
-"""Drafts of a match that must be right for it to be worth a cycle's longer pass, or a drafter's
-drafts."""
+PRICE = 0.5
+"""Drafts of a match that must be right for it to be worth a cycle's longer pass."""
 
 
 class Lookup(Proposer):
@@ -26,11 +25,9 @@ class Lookup(Proposer):
     needs = Needs(history=True)
     learns = True
 
-    def __init__(
-        self, shortest: int, longest: int, device: torch.device, price: float = PRICE
-    ) -> None:
-        """shortest, longest: tokens of a match; price: drafts of it that must be right."""
-        self._shortest, self._price = shortest, price
+    def __init__(self, shortest: int, longest: int, device: torch.device) -> None:
+        """shortest, longest: tokens of a match."""
+        self._shortest = shortest
         trusted = torch.arange(longest + 1, device=device) >= min(TRUSTED, longest)
         self._gains = torch.where(trusted, TRUST, -0.01)
         """[longest + 1] tokens that drafts after a match of each length gain."""
@@ -44,4 +41,4 @@ class Lookup(Proposer):
         if draft.source is None:  # of a cycle in parts, which keeps tokens alone
             return
         lengths = draft.source.lengths.where(followed, 0)
-        weigh(self._gains, draft.source._replace(lengths=lengths), path, self._price)
+        weigh(self._gains, draft.source._replace(lengths=lengths), path, PRICE)

@@ -6,13 +6,12 @@ from pathlib import Path
 import torch
 
 from peagle.config import SpeculativeConfig
-from peagle.drafters.beside import Beside
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.dflash import DFlash
 from peagle.drafters.dflash_checkpoint import is_dflash, load_dflash
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.kind import DFLASH, PEAGLE, Kind, kind_asked
-from peagle.drafters.lookup import BESIDE_PRICE, PRICE, Lookup
+from peagle.drafters.lookup import Lookup
 from peagle.drafters.mtp import load_mtp
 from peagle.drafters.network import Network
 from peagle.drafters.outside import load_outside
@@ -59,17 +58,15 @@ def proposer_for(
     """
     if speculation is None:
         return None, 0
-    k, lengths = speculation.num_speculative_tokens, speculation.lookup
+    k = speculation.num_speculative_tokens
     if not speculation.has_network:
         assert k is not None, "whatever has no drafter comes with its K"
-        if lengths is None:
+        if speculation.lookup is None:
             return load_outside(speculation.method, vocab_size), k
-        return Lookup(*lengths, device, PRICE), k
+        return Lookup(*speculation.lookup, device), k
     model = load(speculation)
     drafter, k = drafter_for(model), k or model.config.default_k
     most = model.config.most_tokens
     if most is not None and k > most:
         raise InputError(f"num_speculative_tokens {k} is above the {most} of its blocks; lower it")
-    if lengths is None:
-        return drafter, k
-    return Beside(Lookup(*lengths, device, BESIDE_PRICE), drafter), k
+    return drafter, k

@@ -44,7 +44,7 @@ def num_tree_nodes(target: Decoder, drafting: Drafting, *, captured: bool) -> in
 
 def _of_drafts(drafting: Drafting, nodes: int) -> str | None:
     if drafting.proposer is None or not drafting.proposer.branches:
-        return "needs a drafter, and no lookup beside it"
+        return "needs a drafter"
     if drafting.acceptance is not None:
         return "does not go with set acceptance, which goes along a chain"
     if nodes <= drafting.k:

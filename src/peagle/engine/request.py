@@ -315,5 +315,3 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """Why it ended with an error."""
     cycle: bool = False
     """Whether the step was a cycle for it, rather than a part of its prompt."""
-    looked_up: bool = False
-    """Whether the drafts were found in its own text."""

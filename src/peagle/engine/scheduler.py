@@ -340,7 +340,6 @@ class Scheduler:
             beginning=request.beginning() if (new or reason) and not request.told else None,
             failure=request.failure,
             cycle=share.decodes,
-            looked_up=result.looked_up,
         )
 
     def _meet_nan(self, request: Request) -> str | None:

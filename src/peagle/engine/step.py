@@ -191,8 +191,6 @@ class Result(msgspec.Struct, frozen=True):
     accepted: int = 0
     drafted: int = 0
     """Drafts of a path: K where more are verified that branch."""
-    looked_up: bool = False
-    """Whether these were found in the request's own text."""
     pending: int = 0
     """Positions with the target's keys that the drafter has not seen."""
     logprobs: tuple[TokenLogprobs, ...] = ()

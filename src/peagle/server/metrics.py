@@ -292,8 +292,6 @@ class _StateCollector(Collector):
             ("vllm:spec_decode_num_draft_tokens", "Tokens drafted.", did.drafted),
             ("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.", did.accepted),
             ("peagle:cycles_without_drafts", "Cycles that drafted nothing.", did.pauses),
-            ("peagle:lookup_draft_tokens", "Drafts found in the request's text.", did.looked_up),
-            ("peagle:lookup_accepted_tokens", "Of these, those right.", did.looked_up_accepted),
         ):
             yield self._family(CounterMetricFamily, name, [((), value)], text)
         lengths = [did.lengths[length] for length in range(self._engine.k + 1)]

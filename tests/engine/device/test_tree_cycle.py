@@ -15,7 +15,6 @@ from sweeps import at_night
 
 from peagle.config import TREE_NODES, SamplingParams, SpeculativeConfig
 from peagle.drafters import peagle
-from peagle.drafters.lookup import Lookup
 from peagle.drafters.selector import SelectorConfig
 from peagle.engine.branching import Branching, num_tree_nodes
 from peagle.engine.device.cycle import DeviceBatch
@@ -309,14 +308,6 @@ def test_a_worker_tells_which_cycles_branched(
         trees.clear()
 
 
-def test_lookups_do_not_branch(targets, trained):
-    lookup, config = Lookup(2, 5, torch.device("cpu")), tiny.engine_config()
-    drafter = trained["peagle"].drafter
-    proposer = tiny.beside(lookup, drafter)
-    with tiny.on_device(True), pytest.raises(InputError, match="no lookup beside it"):
-        Engine(targets["easy"].decoder, proposer, K, config, num_tree_nodes=12)
-
-
 def test_with_batch_invariance_they_do_not_branch(targets, trained):
     """A tree's keys lie elsewhere, and are summed up in another order than a chain's."""
     own = tiny.load_target(targets["easy"].directory)
@@ -416,11 +407,8 @@ def test_they_branch_up_to_where_there_is_memory(monkeypatch: pytest.MonkeyPatch
 def test_the_key_is_bounded():
     given = {"model": "drafter", "num_tree_nodes": 15}
     assert SpeculativeConfig(**given).num_tree_nodes == 15
-    assert SpeculativeConfig(model="drafter", num_tree_nodes=0, prompt_lookup_max=16)
     for wrong in (-1, 31):
         with pytest.raises(InputError, match="num_tree_nodes"):
             SpeculativeConfig(**{**given, "num_tree_nodes": wrong})
-    with pytest.raises(InputError, match="neither lookups"):  # else `peagle bench` would drop it
-        SpeculativeConfig(**given, prompt_lookup_max=16)
     with pytest.raises(InputError, match="leave out num_tree_nodes"):
         SpeculativeConfig(method="ngram", num_speculative_tokens=4, num_tree_nodes=12)

@@ -35,12 +35,11 @@ KINDS = {
 }
 
 
-def engine_of(target, drafter, nodes: int, lookup: Lookup | None = None, **changes: object):
+def engine_of(target, drafter, nodes: int, **changes: object):
     changes = {"max_num_seqs": 1, "draft_length": "fixed", **changes}
     k = K if drafter else 0
     config = tiny.engine_config(**changes)
-    proposer = tiny.beside(lookup, drafter)
-    return Engine(target.decoder, proposer, k, config, num_tree_nodes=nodes)
+    return Engine(target.decoder, drafter, k, config, num_tree_nodes=nodes)
 
 
 @pytest.fixture
@@ -163,10 +162,10 @@ def test_what_cannot_branch_is_refused(targets, tmp_path, family, method, nodes,
         engine_of(targets[family], drafter, nodes)
 
 
-def test_lookups_do_not_branch(targets, trained):
+def test_lookups_do_not_branch(targets):
     lookup = Lookup(2, 5, torch.device("cpu"))
-    with pytest.raises(InputError, match="no lookup beside it"):
-        engine_of(targets["easy"], trained["peagle"].drafter, 12, lookup)
+    with pytest.raises(InputError, match="num_tree_nodes needs a drafter"):
+        engine_of(targets["easy"], lookup, 12)
 
 
 def test_a_gpu_whose_kernels_do_not_cover_the_model_has_none(

@@ -344,7 +344,7 @@ class DeviceWorker:
         prompts: Mapping[int, tuple[TokenLogprobs, ...]],
     ) -> Result:
         """What a step did for a request. found: its row of the results."""
-        drafted, looked_up, accepted = 0, False, 0
+        drafted = accepted = 0
         if isinstance(item, Cycle) and flight.repeated is None:
             accepted = found[0]
             looked_up = flight.drafts > 0 and found[-1] > 0
@@ -354,7 +354,6 @@ class DeviceWorker:
             new,
             accepted,
             drafted,
-            looked_up,
             pending=self._rows.land(item, len(new), flight.drafts),
             logprobs=scores.get(item.row, ()),
             prompt_logprobs=prompts.get(item.row, ()),

@@ -176,14 +176,12 @@ class HostBatch:
             self._side.memory.commit(upload(rows, device), upload(accepted, device))
         if self._side.proposals is not None:
             self._side.proposals.learn(self._proposals, path)
-        looked_up = self._looked_up()
         self.results = tuple(
             Result(
                 part.row,
                 decision.tokens,
                 len(decision.tokens[1:]),
                 min(part.drafts, draft.depth),
-                looked_up=part.drafts > 0 and part.row in looked_up,
                 pending=self._keep(part, decision, features),
                 logprobs=decision.logprobs,
                 prompt_logprobs=self._prompts.get(part.row, ()),
@@ -213,17 +211,6 @@ class HostBatch:
         row, start = (torch.tensor([each], device=side.device) for each in (part.row, part.start))
         for tensor, slots in side.cache.tensors:
             compact(tensor, slots, row, start, side.table.limits, path.rows)
-
-    def _looked_up(self) -> set[int]:
-        """Table rows of the requests whose drafts were found in their texts."""
-        sampled = [part for part in self._parts if part.completes]
-        return {
-            sampled[place].row
-            for places, draft in self._proposals
-            if draft.source is not None
-            for place, used in zip(places, draft.source.used.tolist(), strict=True)
-            if used
-        }
 
     def _kept(self, decisions: Sequence[Decision], features: Tensor | None) -> list[Tensor | None]:
         """Copies of the features of each part's positions that stay, where a drafter wants them.
