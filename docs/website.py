@@ -149,10 +149,10 @@ def commands() -> str:
 def metrics() -> str:
     """Each metric of `GET /metrics` with its kind."""
     facts = EngineFacts(0, (), 0, 0, 1, 0, False, None, 0, 0, 0, 0, 0.0)
-    idle: Any = SimpleNamespace(
-        stats=EngineStats(0, 0, 0.0, 0, 0, 0), facts=facts, k=1, step_age=0.0, pid=os.getpid()
-    )
-    text = Metrics("demo", idle, DraftTotals([0])).text().decode()
+    state = {"stats": EngineStats(0, 0, 0.0, 0, 0, 0), "step_age": 0.0, "responds": True}
+    idle: Any = SimpleNamespace(facts=facts, k=1, pid=os.getpid(), **state)
+    idle.replicas = [idle]
+    text = Metrics("demo", idle, [DraftTotals([0])]).text().decode()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE))
     helps = re.findall(r"^# HELP (\S+) (.*)", text, re.MULTILINE)
     rows = [(f"`{name}`", kinds[name], told) for name, told in helps]

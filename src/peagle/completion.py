@@ -41,6 +41,8 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     """One for each of `prompt_token_ids`, if requested: None for the first, which follows nothing.
     Fewer where the request ended within its prompt."""
+    replica: int = 0
+    """Which of several engines ran it."""
 
     @property
     def is_cut(self) -> bool:
@@ -73,6 +75,8 @@ class Chunk:
     """The whole request, once finished."""
     refused: int
     """Drafts of these cycles that were not accepted."""
+    replica: int = 0
+    """Which of several engines runs the request."""
 
     @property
     def accepted(self) -> int:

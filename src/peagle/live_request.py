@@ -45,10 +45,13 @@ class Prepared:
 class LiveRequest:
     """A request that runs: what outputs have brought, and what is read of it."""
 
-    def __init__(self, prepared: Prepared, reader: Reader, most: int, followed: bool) -> None:
+    def __init__(
+        self, prepared: Prepared, reader: Reader, most: int, followed: bool, replica: int
+    ) -> None:
         params = prepared.params
         asked = params.num_speculative_tokens
         self.prepared, self.reader, self.followed = prepared, reader, followed
+        self.replica = replica
         self.shows_end = params.include_stop_str_in_output and prepared.chat is None
         """Whether a token that ends the output is part of its text."""
         self.speculation = Speculation([0] * (most if asked is None else asked))
@@ -115,6 +118,7 @@ class LiveRequest:
             () if known else self.prompt_logprobs,
             completion,
             refused,
+            self.replica,
         )
 
     def read(self, finish_reason: str | None) -> str | None:
@@ -172,4 +176,5 @@ class LiveRequest:
             stop_string=self.reader.stop_string,
             failure=(self._fault or output.failure) if reason == "error" else None,
             prompt_logprobs=self.prompt_logprobs,
+            replica=self.replica,
         )

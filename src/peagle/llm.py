@@ -27,6 +27,7 @@ from peagle.engine.request import RequestOutput
 from peagle.engine_client.client import EngineClient, EngineStepError
 from peagle.engine_client.form import Form
 from peagle.engine_client.process import EngineProcess
+from peagle.engine_client.replicas import Replicas
 from peagle.engine_client.source import EngineSource, local_engine
 from peagle.errors import ContextLengthError, InputError
 from peagle.grammar import lark_rule, refuse_added_tokens, try_form, written
@@ -52,6 +53,7 @@ class LLM:
 
     own_process: whether the engine runs in a process of its own, for `AsyncLLM`, which needs the
     interpreter for text meanwhile; what compiles grammars then waits for another thread's `step`.
+    replicas: engines among which requests are divided; several have a process each, in any case.
     Raises `InputError` when a directory is unusable, the pair does not fit or memory runs out.
     """
 
@@ -62,6 +64,7 @@ class LLM:
         config: EngineConfig | None = None,
         chat: ChatConfig | None = None,
         own_process: bool = False,
+        replicas: int = 1,
     ) -> None:
         directory = model_directory(str(target))
         defaults = sampling_defaults(directory)
@@ -72,7 +75,11 @@ class LLM:
             speculation=speculative_config,
             config=config or EngineConfig(),
         )
-        engine = EngineProcess(source) if own_process else source.load(tokenizer)
+        engine: EngineClient
+        if replicas > 1:
+            engine = Replicas(source, replicas)
+        else:
+            engine = EngineProcess(source) if own_process else source.load(tokenizer)
         self._open(engine, tokenizer, defaults, chat)
         self.dialect = dialect
 
@@ -99,8 +106,8 @@ class LLM:
         self._encoding = threading.Lock()
         """Large texts are encoded one by one: each takes up to 200 times its size."""
         self._ids = itertools.count()
-        self.draft_totals = DraftTotals([0] * engine.k)
-        """What speculation did for all requests."""
+        self.draft_totals = [DraftTotals([0] * engine.k) for _ in engine.replicas]
+        """What speculation did for all requests of each replica."""
         self._live: dict[str, LiveRequest] = {}
         self._kept: list[Chunk] = []
         """Chunks of requests that other callers wait for."""
@@ -353,8 +360,9 @@ class LLM:
         holds everything.
         """
         request_id, params = str(next(self._ids)), prepared.params
-        self.engine.add(request_id, prepared.tokens, params, prepared.form)
-        self._live[request_id] = LiveRequest(prepared, self._reader(prepared), self.k, followed)
+        replica = self.engine.add(request_id, prepared.tokens, params, prepared.form)
+        reader = self._reader(prepared)
+        self._live[request_id] = LiveRequest(prepared, reader, self.k, followed, replica)
         return request_id
 
     def _reader(self, prepared: Prepared) -> Reader:
@@ -421,7 +429,7 @@ class LLM:
         live = self._live[outputs[0].request_id]
         completion = reason = None
         for output in outputs:
-            live.add(output, now, self.draft_totals)
+            live.add(output, now, self.draft_totals[live.replica])
             if live.may_stop or output is outputs[-1]:
                 reason = live.read(output.finish_reason)
             if reason is not None:  # what came behind a stop string is none of its cycles

@@ -36,7 +36,7 @@ class Server:
 
     def count(self, result: str) -> int:
         found = re.search(
-            rf'audited_requests_total.*"{result}"}} (\d+)', self.metrics.text().decode()
+            rf'audited_requests_total.*"{result}".* (\d+)', self.metrics.text().decode()
         )
         assert found is not None
         return int(found[1])

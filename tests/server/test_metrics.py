@@ -53,7 +53,10 @@ def idle(reason: str | None = None) -> Any:
     """An engine that has done nothing."""
     facts = EngineFacts(9, (), 64, 4, 2, 0, False, None, 16, 100, 1600, 0, 600.0)
     stats = EngineStats(0, 0, 0.0, 0, 0, 0, reason)
-    return SimpleNamespace(stats=stats, facts=facts, k=2, step_age=0.0, pid=os.getpid())
+    state = {"stats": stats, "responds": False, "step_age": 0.0, "pid": os.getpid()}
+    engine = SimpleNamespace(facts=facts, k=2, **state)
+    engine.replicas = [engine]
+    return engine
 
 
 def counters(server: Running) -> Counter[str]:
@@ -92,7 +95,7 @@ def test_counters_equal_the_sums_over_answers(server: Running, client: OpenAI):
 
 def test_every_series_is_there_before_it_counts():
     """Of one that begins with 1 Prometheus sees no growth, nor sends an alert."""
-    metrics = Metrics("demo", idle(), DraftTotals([0, 0]))
+    metrics = Metrics("demo", idle(), [DraftTotals([0, 0])])
     families = [
         family
         for family in text_string_to_metric_families(metrics.text().decode())
@@ -121,7 +124,7 @@ def test_every_series_is_there_before_it_counts():
 @pytest.mark.parametrize("name", ["demo", 'a "quoted} {name, engine="7",'])
 def test_what_tells_series_apart_comes_before_the_engine(name: str):
     """Others search the page by the label of vLLM's that differs."""
-    text = Metrics(name, idle(), DraftTotals([0, 0])).text().decode()
+    text = Metrics(name, idle(), [DraftTotals([0, 0])]).text().decode()
     assert 'vllm:request_success_total{finished_reason="abort",model_name="' in text
     labels = [line for line in text.splitlines() if line.startswith("vllm:request_success_total")]
     assert len(labels) == 5
@@ -132,7 +135,7 @@ def test_what_tells_series_apart_comes_before_the_engine(name: str):
 
 @pytest.mark.parametrize("reason", ["wrong drafts", "slower cycles", None])
 def test_it_says_why_nothing_is_drafted(reason: str | None):
-    metrics = Metrics("demo", idle(reason), DraftTotals([0, 0]))
+    metrics = Metrics("demo", idle(reason), [DraftTotals([0, 0])])
     families = text_string_to_metric_families(metrics.text().decode())
     [family] = (f for f in families if f.name == "peagle:drafting_stopped")
     told = {sample.labels["reason"]: sample.value for sample in family.samples}

@@ -86,6 +86,7 @@ def load_llm(
     config: EngineConfig,
     chat: ChatConfig | None = None,
     own_process: bool = False,
+    replicas: int = 1,
 ) -> "LLM":
     """`target` or the bundled one, perhaps with a drafter.
 
@@ -93,7 +94,7 @@ def load_llm(
     """
     from peagle.llm import LLM
 
-    llm = LLM(target or bundled("target"), speculation, config, chat, own_process)
+    llm = LLM(target or bundled("target"), speculation, config, chat, own_process, replicas)
     if llm.beyond_training:
         typer.echo(f"peagle: warning: {llm.beyond_training}", err=True)
     if speculation is not None and speculation.synthetic_acceptance_rates is not None:
@@ -117,10 +118,11 @@ def open_async_llm(
     speculation: SpeculativeConfig | None,
     config: EngineConfig,
     chat: ChatConfig | None = None,
+    replicas: int = 1,
 ) -> "AsyncLLM":
     """Like `load_llm`, on the engine's own thread, which cannot be stopped while it loads."""
     own_process = wants_own_process(config)
     with at_once():
         from peagle.async_llm import AsyncLLM
 
-        return AsyncLLM(lambda: load_llm(target, speculation, config, chat, own_process))
+        return AsyncLLM(lambda: load_llm(target, speculation, config, chat, own_process, replicas))

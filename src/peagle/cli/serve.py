@@ -139,6 +139,10 @@ def serve(
     ] = 180,
     hardware: Hardware,
     threads: Threads = None,
+    data_parallel_size: Annotated[
+        int,
+        typer.Option(min=1, help="Engines that share the requests, each with a GPU of its own."),
+    ] = 1,
     engine: Annotated[
         Literal["peagle", "vllm"],
         typer.Option(help="vllm starts vLLM with these flags and any of its own."),
@@ -185,7 +189,7 @@ def serve(
     with run.bind(
         listening.host, listening.port
     ) as listener:  # a taken port is told before minutes of loading
-        llm = open_async_llm(place, speculation, config, chat)
+        llm = open_async_llm(place, speculation, config, chat, data_parallel_size)
         told = _announcement(llm, settings.model_names[0], place, speculation, config)
         return run.serve(llm, settings, listener, told if settings.log_format == "text" else None)
 
@@ -259,13 +263,14 @@ def _announcement(
     def announce(url: str) -> None:
         device = resolve_device(config.device)
         dtype = str(resolve_dtype(config.dtype, device)).removeprefix("torch.")
+        count = len(llm.llm.engine.replicas)
         facts = {
             "page": f"{url.replace('0.0.0.0', 'localhost').replace('[::]', 'localhost')}/",
             "API": f"{url}/v1 (model {name})",
             "target": (target or "the bundled one")
             + (f" with {config.lora}" if config.lora else ""),
             "drafter": _drafter(llm.llm, speculation),
-            "device": f"{device}, {dtype}",
+            "device": f"{device}, {dtype}" + (f", {count} engines" if count > 1 else ""),
             "answers": told_dialect(llm.llm.dialect, llm.llm.tokenizer, llm.llm.chat_config),
         }
         for fact, value in facts.items():

@@ -24,6 +24,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "--gpu-memory-utilization": ("--device-memory-utilization",),
     "--drain-seconds": ("--shutdown-timeout",),
     "--speculative-config": ("-sc",),
+    "--data-parallel-size": ("-dp",),
 }
 """Our flags, each under its names in vLLM, which `serve` takes, and in other commands of ours."""
 BY_VLLM = "a flag of vLLM's needs --engine vllm"

@@ -118,7 +118,7 @@ LEFT_TO_VLLM: Flags = {
     "peagle's engine uses one GPU": """
     data-parallel-external-lb/-dpe data-parallel-hybrid-lb/-dph
     data-parallel-multi-port-external-lb/-dpm data-parallel-rank/-dpn=
-    data-parallel-size-local/-dpl=1 data-parallel-size/-dp=1 data-parallel-start-rank/-dpr=
+    data-parallel-size-local/-dpl=1 data-parallel-start-rank/-dpr=
     decode-context-parallel-size/-dcp=1 headless nnodes/-n=1 node-rank/-r=0
     pipeline-parallel-size/-pp=1 prefill-context-parallel-size/-pcp=1
     tensor-parallel-size/-tp/--tp=1""",

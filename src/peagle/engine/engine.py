@@ -46,6 +46,13 @@ class EngineStats:
     drafting_stopped: Stopped | None = None
     """Why nothing is drafted, where drafts are chosen by load; None: drafts are in use."""
 
+    @classmethod
+    def pooled(cls, each: "Sequence[EngineStats]") -> "EngineStats":
+        """Those of several engines together, of caches that of the fullest."""
+        counts = ("running", "waiting", "preemptions", "prefix_queries", "prefix_hits")
+        sums = {name: sum(getattr(one, name) for one in each) for name in counts}
+        return cls(kv_usage=max(one.kv_usage for one in each), **sums)
+
 
 @dataclass(frozen=True)
 class DrafterFacts:

@@ -12,6 +12,8 @@
 ```
 
 - `client` is the interface, `local` and `process` its two forms, `source` what makes an engine.
+  `replicas` are several processes as one engine, and `prefix_owners` says which of them knows a
+  prompt's beginning.
 - What a request brings: `form`, the source of its grammar; `constraints` compiles it beside the
   engine.
 - What is sent: `messages`. Nothing in them is code, and nobody else can send any.

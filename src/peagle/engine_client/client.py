@@ -31,6 +31,11 @@ class EngineClient(ABC):
         self.k, self.runs_ahead = facts.k, facts.runs_ahead
 
     @property
+    def replicas(self) -> "Sequence[EngineClient]":
+        """The engines that run requests, each of which has facts and stats of its own."""
+        return (self,)
+
+    @property
     @abstractmethod
     def pid(self) -> int:
         """The id of the process in which steps run."""
@@ -71,8 +76,9 @@ class EngineClient(ABC):
     @abstractmethod
     def add(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, form: Form | None
-    ) -> None:
-        """Queue a request. Raises `InputError` when it cannot be run as asked."""
+    ) -> int:
+        """Queue a request; returns the index of the replica that runs it. Raises `InputError` when
+        it cannot be run as asked."""
 
     @abstractmethod
     def abort(self, request_id: str, reason: str = "abort") -> None:

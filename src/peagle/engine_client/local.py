@@ -49,9 +49,10 @@ class LocalEngine(EngineClient):
 
     def add(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, form: Form | None
-    ) -> None:
+    ) -> int:
         constraint = None if form is None else self.constraints.make(form)
         self.core.add(request_id, prompt, params, constraint)
+        return 0
 
     def abort(self, request_id: str, reason: str = "abort") -> None:
         self.core.abort(request_id, reason)

@@ -14,8 +14,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 import torch
 
@@ -54,14 +55,20 @@ class RemoteTracebackError(Exception):
 class EngineProcess(EngineClient):
     """Starts a process, which loads the engine of a source and runs its steps without being asked.
 
+    threads: of torch on a CPU; None: as many as here. variables: of the environment, besides ours.
     `compile` waits until another thread's `step` brings the answer. Raises `InputError` as
     `EngineSource.load` does.
     """
 
     in_process = False
 
-    def __init__(self, source: EngineSource) -> None:
-        self._process, descriptor = _start()
+    def __init__(
+        self,
+        source: EngineSource,
+        threads: int | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self._process, descriptor = _start(variables or {})
         self._channel: Channel[FromEngine] = Channel(descriptor, FromEngine)
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -71,11 +78,13 @@ class EngineProcess(EngineClient):
         self._calling = threading.Lock()
         self._numbers = itertools.count()
         self._calls: dict[int, Future[messages.Answered]] = {}
-        self._ended = False
+        self.ended = False
+        """Whether the process is gone, as far as is known."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._channel, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._send(messages.Open(json.dumps(source.model_dump()), torch.get_num_threads()))
+        threads = threads or torch.get_num_threads()
+        self._send(messages.Open(json.dumps(source.model_dump()), threads))
         try:
             ready = self._loaded()
         except BaseException:
@@ -99,7 +108,9 @@ class EngineProcess(EngineClient):
 
     @property
     def stats(self) -> EngineStats:
-        return self._stats
+        return (
+            replace(self._stats, running=0, waiting=0, kv_usage=0.0) if self.ended else self._stats
+        )
 
     @property
     def step_age(self) -> float:
@@ -108,44 +119,53 @@ class EngineProcess(EngineClient):
 
     @property
     def responds(self) -> bool:
-        return time.monotonic() - self._heard <= SILENCE and super().responds
+        is_heard = time.monotonic() - self._heard <= SILENCE
+        return is_heard and not self.ended and super().responds
+
+    @property
+    def takes(self) -> bool:
+        """Whether it responds, and what is sent would not wait for it."""
+        return self.responds and not self._channel.is_full
+
+    def fileno(self) -> int:
+        """The descriptor that can be read once something has come."""
+        return self._channel.fileno()
 
     def watch(self, give_up: Callable[[], object]) -> None:
         """Nothing: the process watches itself, and `step` whether it is heard."""
 
     def compile(self, form: Form) -> None:
-        if form.grammar is None:
-            return  # rules for single tokens cannot be wrong
+        if form.grammar is not None:  # rules for single tokens cannot be wrong
+            settle(self.ask(form))
+
+    def ask(self, form: Form) -> Future[messages.Answered]:
+        """Have a form compiled. What comes of it is to be settled."""
         answer: Future[messages.Answered] = Future()
         with self._calling:
-            if self._ended:
+            if self.ended:
                 raise EngineDeadError("the engine's process has ended")
             number = next(self._numbers)
             self._calls[number] = answer
         self._send(messages.Compile(number, form))
-        answered = answer.result()
-        if answered.complaint is not None:
-            raise InputError(answered.complaint)
-        if answered.failed is not None:
-            failed = answered.failed
-            raise EngineStepError(failed.error) from RemoteTracebackError(failed.traceback)
+        return answer
 
     def add(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, form: Form | None
-    ) -> None:
+    ) -> int:
         self._running.add(request_id)
         self._send(messages.Add(request_id, list(prompt), written_params(params), form))
+        return 0
 
     def abort(self, request_id: str, reason: str = "abort") -> None:
         if request_id in self._running:
             self._running.remove(request_id)
             self._send(messages.Abort(request_id, reason))
 
-    def step(self) -> list[RequestOutput]:
+    def step(self, seconds: float = WAIT) -> list[RequestOutput]:
         """Wait for the outputs of steps, all that have come; there are none after `wake`, nor after
-        `WAIT` seconds."""
+        so many seconds."""
         if not self._come:
-            ready = [key.fileobj for key, _ in self._selector.select(WAIT)]
+            ready = [key.fileobj for key, _ in self._selector.select(seconds)]
             if self._woken in ready:
                 self._woken.recv(4096)
             if self._channel not in ready:
@@ -179,6 +199,7 @@ class EngineProcess(EngineClient):
         """Raise `EngineDeadError` for a process that was not heard for too long."""
         silence = time.monotonic() - self._heard
         if silence > self.facts.step_timeout + SPARE:
+            self.kill()
             told = f"the engine's process {self.pid} said nothing for {silence:.0f} s"
             raise EngineDeadError(f"{told}: {self._end()}")
 
@@ -236,7 +257,7 @@ class EngineProcess(EngineClient):
             self.kill()
             code = self._wait()
         with self._calling:
-            self._ended = True
+            self.ended = True
             waiting = [*self._calls.values()]
             self._calls.clear()
         for answer in waiting:
@@ -254,7 +275,17 @@ class EngineProcess(EngineClient):
         return None
 
 
-def _start() -> tuple["subprocess.Popen[bytes]", int]:
+def settle(answer: Future[messages.Answered]) -> None:
+    """Wait for what came of a form. Raises `InputError` for a wrong one."""
+    answered = answer.result()
+    if answered.complaint is not None:
+        raise InputError(answered.complaint)
+    if answered.failed is not None:
+        failed = answered.failed
+        raise EngineStepError(failed.error) from RemoteTracebackError(failed.traceback)
+
+
+def _start(variables: Mapping[str, str]) -> tuple["subprocess.Popen[bytes]", int]:
     """The process, and our end of the socket pair that it inherits the other end of.
 
     It is in a session of its own, so that Ctrl-C in a terminal concerns only the one in front.
@@ -266,6 +297,6 @@ def _start() -> tuple["subprocess.Popen[bytes]", int]:
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
     return process, ours.detach()

@@ -58,18 +58,19 @@ class Auditor:
     def offer(self, request: Prepared, done: Completion) -> None:
         """Take an answer that has been served, or leave it."""
         suspect = self._is_suspect(done)
-        often = time.monotonic() - self._metrics.chunks.audited > OFTEN and not self._waiting
+        last = self._metrics.engines[done.replica].audited
+        often = time.monotonic() - last > OFTEN and not self._waiting
         if not (suspect or often or random.random() < self._settings.audit):
             return
         if (case := Case.of(request, done)) is None:
-            self._count("skipped")
+            self._count("skipped", done)
             return
         self._waiting.append((time.monotonic(), done, case))
         if suspect:
             self._waiting.rotate(1)
         if len(self._waiting) > MOST:
-            self._waiting.pop()
-            self._count("dropped")
+            _, lost, _ = self._waiting.pop()
+            self._count("dropped", lost)
 
     async def run(self) -> None:
         """Audit for ever, after a test of this itself."""
@@ -79,7 +80,7 @@ class Auditor:
                 await self._wait_until_idle()
                 arrived, done, case = self._waiting.popleft()
                 if time.monotonic() - arrived > OLDEST:
-                    self._count("dropped")
+                    self._count("dropped", done)
                 elif not await self._unless_disturbed(done, case):
                     self._waiting.appendleft((arrived, done, case))
         except EngineClosedError:
@@ -111,12 +112,13 @@ class Auditor:
     async def _audit(self, done: Completion, case: Case) -> None:
         verdict = case.judge(await self._llm.complete(case.scoring), self.bound)
         cause = await self._cause(case, verdict) if verdict.result == "different" else None
-        self._metrics.chunks.audited = time.monotonic()
-        self._count(verdict.result)
-        self._metrics.count("peagle:audited_tokens", len(verdict.margins))
+        self._metrics.engines[done.replica].audited = time.monotonic()
+        self._count(verdict.result, done)
+        replica = done.replica
+        self._metrics.count("peagle:audited_tokens", len(verdict.margins), replica=replica)
         for margin in filter(None, verdict.margins):
-            self._metrics.count("peagle:audit_flips", 1)
-            self._metrics.observe("peagle:audit_margin", margin)
+            self._metrics.count("peagle:audit_flips", 1, replica=replica)
+            self._metrics.observe("peagle:audit_margin", margin, replica)
         if cause is None:
             return
         place = verdict.first
@@ -132,8 +134,8 @@ class Auditor:
         log.error(told)
         self._act()
 
-    def _count(self, result: str) -> None:
-        self._metrics.count("peagle:audited_requests", 1, result)
+    def _count(self, result: str, done: Completion) -> None:
+        self._metrics.count("peagle:audited_requests", 1, result, replica=done.replica)
 
     async def _cause(self, case: Case, verdict: Verdict) -> str:
         alone = await self._llm.complete(case.replay(verdict.first, num_speculative_tokens=0))

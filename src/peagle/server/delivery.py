@@ -14,6 +14,7 @@ from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from peagle.completion import Chunk, Completion
+from peagle.engine_client.replicas import LOST
 from peagle.grammar import FORM
 from peagle.preparation import LARGE
 from peagle.server.errors import APIError, as_api_error
@@ -148,6 +149,8 @@ async def _gone(receive: Receive) -> None:
 def _failed(why: str) -> APIError:
     """The refusal of an answer that ended with an error: another attempt may mend all but a form
     that turned out too complex, or that other fields leave no token for."""
+    if why.startswith(LOST):
+        return APIError(503, why, headers={"Retry-After": "1"})
     return APIError(400 if why.startswith(FORM) else 500, why)
 
 

@@ -5,7 +5,8 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import get_args
 
@@ -46,9 +47,8 @@ COUNTS = tuple(factor * 10**power for power in range(6) for factor in (1, 2, 5))
 CHOICES = (1, 2, 5, 10, 20)
 LABELS = ("model_name", "engine")
 """The labels of every series, as in vLLM; others' dashboards sum by them."""
-ENGINE = "0"
-ENGINE_FIRST = re.compile(rb'^([\w:]+\{)(engine="\d+"),(.*)\} ', re.MULTILINE)
-"""A sample as prometheus_client writes it, labels sorted by name."""
+SORTED = re.compile(rb'^([\w:]+\{(?:\w+="[^"]*",)*?)(engine="\d+"),(.*)\} ', re.MULTILINE)
+"""A sample as prometheus_client writes it, labels in the order of their names."""
 STOPS: tuple[Stopped, ...] = get_args(Stopped)
 """Why nothing is drafted."""
 ENDINGS = ("stop", "length", "abort", "error", "repetition")
@@ -86,13 +86,17 @@ HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
 
 
 class Metrics:
-    """One server's counters; the engine's own state is read at each scrape.
+    """One server's counters; the state of its engines is read at each scrape.
 
-    Each series begins at 0 with the server: to Prometheus one that begins at 1 has not grown.
+    drafts: of each engine. Each series begins at 0 with the server: to Prometheus one that begins
+    at 1 has not grown.
     """
 
-    def __init__(self, model_name: str, engine: EngineClient, drafts: DraftTotals) -> None:
-        self._labels, registry = (model_name, ENGINE), CollectorRegistry()
+    def __init__(
+        self, model_name: str, engine: EngineClient, drafts: Sequence[DraftTotals]
+    ) -> None:
+        registry = CollectorRegistry()
+        self._labels = [(model_name, str(index)) for index, _ in enumerate(drafts)]
         self._engine, self._drafts, self._registry = engine, drafts, registry
         self._counters = {
             name: Counter(name, text, (*LABELS, label) if label else LABELS, registry=registry)
@@ -102,22 +106,26 @@ class Metrics:
             name: Histogram(name, _about(name), LABELS, registry=registry, buckets=bounds)
             for name, bounds in HISTOGRAMS.items()
         }
-        for name, (_, label, values) in COUNTERS.items():
-            for further in zip(values) if label else [()]:
-                self._counters[name].labels(*self._labels, *further)
-        for histogram in self._histograms.values():
-            histogram.labels(*self._labels)
-        self.chunks = _StateCollector(self._labels, engine, drafts)
-        registry.register(self.chunks)
+        for labels in self._labels:
+            for name, (_, label, values) in COUNTERS.items():
+                for further in zip(values) if label else [()]:
+                    self._counters[name].labels(*labels, *further)
+            for histogram in self._histograms.values():
+                histogram.labels(*labels)
+        self.engines = [
+            _StateCollector(labels, partial(_replica, engine, index), drafts[index])
+            for index, labels in enumerate(self._labels)
+        ]
+        """What is counted for each engine."""
+        registry.register(_Merged(self.engines))
         ProcessCollector(registry=registry)
-        ProcessCollector("peagle_engine", lambda: engine.pid, registry=registry)
         PlatformCollector(registry=registry)
         self._seen = self._counts()
 
     def text(self) -> bytes:
         """Everything in Prometheus's text format."""
         # order means nothing to Prometheus; to readers and grep what tells series apart is first
-        return ENGINE_FIRST.sub(rb"\1\3,\2} ", generate_latest(self._registry))
+        return SORTED.sub(rb"\1\3,\2} ", generate_latest(self._registry))
 
     def line(self) -> str | None:
         """The figures since the last call, for the log; None where there was no traffic."""
@@ -145,20 +153,20 @@ class Metrics:
         """Count a refused request."""
         self.count("peagle:requests_rejected", 1, reason)
 
-    def count(self, name: str, amount: float, *further: str) -> None:
-        """Add to a counter. further: the value of its own label."""
-        self._counters[name].labels(*self._labels, *further).inc(amount)
+    def count(self, name: str, amount: float, *further: str, replica: int = 0) -> None:
+        """Add to a counter of an engine. further: the value of its own label."""
+        self._counters[name].labels(*self._labels[replica], *further).inc(amount)
 
-    def observe(self, name: str, value: float) -> None:
-        """Add a value to a histogram."""
-        self._histograms[name].labels(*self._labels).observe(value)
+    def observe(self, name: str, value: float, replica: int = 0) -> None:
+        """Add a value to a histogram of an engine."""
+        self._histograms[name].labels(*self._labels[replica]).observe(value)
 
     def _counts(self) -> tuple[float, ...]:
         """What `line` tells the growth of."""
-        stats, drafts = self._engine.stats, self._drafts
-        cache = stats.prefix_queries, stats.prefix_hits
+        stats, drafts = self._engine.stats, DraftTotals.pooled(self._drafts)
+        tokens = sum(engine.tokens for engine in self.engines)
         did = drafts.lengths.total(), drafts.cycles, drafts.accepted
-        return time.monotonic(), self.chunks.tokens, *did, *cache
+        return time.monotonic(), tokens, *did, stats.prefix_queries, stats.prefix_hits
 
 
 class Watch:
@@ -171,17 +179,20 @@ class Watch:
         self._metrics, self._prompt_tokens = metrics, prompt_tokens
         self._arrived = self._last = time.perf_counter()
         self._begun = self._closed = False
+        self._replica = 0
+        """The engine that runs it, once its first chunk has told."""
 
     def add(self, chunk: Chunk, now: float) -> None:
         """Count a chunk that came at the time `now`, and the sequence once it is finished."""
-        metrics, seconds, self._last = self._metrics, now - self._last, now
+        seconds, self._last, self._replica = now - self._last, now, chunk.replica
+        engine = self._metrics.engines[self._replica]
         if self._begun:
-            metrics.chunks.between(seconds)
+            engine.between(seconds)
         else:
-            metrics.observe("vllm:time_to_first_token_seconds", seconds)
-            metrics.count("vllm:prompt_tokens", self._prompt_tokens)
+            self._observe("vllm:time_to_first_token_seconds", seconds)
+            self._count("vllm:prompt_tokens", self._prompt_tokens)
         self._begun = True
-        metrics.chunks.tokens += len(chunk.token_ids)
+        engine.tokens += len(chunk.token_ids)
         if chunk.completion is not None:
             self._finish(chunk.completion)
             self._end(chunk.completion.finish_reason, now)
@@ -194,7 +205,7 @@ class Watch:
     def _finish(self, done: Completion) -> None:
         """Count how long a finished sequence was, and how long it took."""
         count, times = len(done.token_ids), done.token_times or (done.queued,)
-        self._metrics.count("vllm:prompt_tokens_cached", done.cached_tokens)
+        self._count("vllm:prompt_tokens_cached", done.cached_tokens)
         values = {
             "vllm:request_queue_time_seconds": done.queued,
             "vllm:request_prefill_time_seconds": times[0] - done.queued,
@@ -207,20 +218,46 @@ class Watch:
             each = (times[-1] - times[0]) / (count - 1)
             values["vllm:request_time_per_output_token_seconds"] = each
         for name, value in values.items():
-            self._metrics.observe(name, value)
+            self._observe(name, value)
 
     def _end(self, reason: str, now: float) -> None:
         self._closed = True
-        self._metrics.count("vllm:request_success", 1, reason)
-        self._metrics.observe("vllm:e2e_request_latency_seconds", now - self._arrived)
+        self._count("vllm:request_success", 1, reason)
+        self._observe("vllm:e2e_request_latency_seconds", now - self._arrived)
+
+    def _count(self, name: str, amount: float, *further: str) -> None:
+        self._metrics.count(name, amount, *further, replica=self._replica)
+
+    def _observe(self, name: str, value: float) -> None:
+        self._metrics.observe(name, value, self._replica)
 
 
-class _StateCollector(Collector):
-    """What the engine and its drafts have come to at the moment of the scrape, and what every chunk
-    counts, where a lock for each would cost more than the count."""
+class _Merged(Collector):
+    """The collectors of several engines: each metric once, with the samples of all of them."""
 
-    def __init__(self, labels: tuple[str, str], engine: EngineClient, drafts: DraftTotals) -> None:
-        self._labels, self._engine, self._drafts = labels, engine, drafts
+    def __init__(self, each: "Sequence[_StateCollector]") -> None:
+        self._each = each
+
+    def collect(self) -> Iterable[Metric]:
+        merged: dict[str, Metric] = {}
+        for metric in itertools.chain.from_iterable(one.collect() for one in self._each):
+            if (known := merged.setdefault(metric.name, metric)) is not metric:
+                known.samples += metric.samples
+        return merged.values()
+
+
+class _StateCollector:
+    """What an engine and its drafts have come to at the moment of the scrape, and what every chunk
+    counts, where a lock for each would cost more than the count.
+
+    find: the engine, which may be another one in its place by then.
+    """
+
+    def __init__(
+        self, labels: tuple[str, str], find: Callable[[], EngineClient], drafts: DraftTotals
+    ) -> None:
+        self._labels, self._find, self._drafts = labels, find, drafts
+        self._process = ProcessCollector("peagle_engine", lambda: find().pid, registry=None)
         self.tokens = 0
         """Tokens generated."""
         self.audited = time.monotonic()
@@ -235,7 +272,9 @@ class _StateCollector(Collector):
         self._counts[bisect.bisect_left(FAST_SECONDS, seconds)] += 1
 
     def collect(self) -> Iterator[Metric]:
+        """All of it."""
         yield self._intervals()
+        yield from self._of_its_process()
         yield from self._engine_state()
         yield from self._facts()
         yield from self._counts_of_tokens()
@@ -248,13 +287,21 @@ class _StateCollector(Collector):
         between.add_metric(self._labels, [*zip(bounds, counts, strict=True)], self._seconds)
         return between
 
+    def _of_its_process(self) -> Iterator[Metric]:
+        for metric in self._process.collect():
+            labels = dict(zip(LABELS, self._labels, strict=True))
+            metric.samples = [one._replace(labels=labels) for one in metric.samples]
+            yield metric
+
     def _engine_state(self) -> Iterator[Metric]:
-        stats = self._engine.stats
+        engine = self._find()
+        stats = engine.stats
         gauges = {
             "vllm:num_requests_running": stats.running,
             "vllm:num_requests_waiting": stats.waiting,
             "vllm:kv_cache_usage_perc": stats.kv_usage,
-            "peagle:step_age_seconds": self._engine.step_age,
+            "peagle:engine_responds": engine.responds,
+            "peagle:step_age_seconds": engine.step_age,
             "peagle:audit_seconds_since_last": time.monotonic() - self.audited,
         }
         counters = {
@@ -271,7 +318,7 @@ class _StateCollector(Collector):
 
     def _facts(self) -> Iterator[Metric]:
         """What never changes, in labels."""
-        facts = self._engine.facts
+        facts = self._find().facts
         cache = {"block_size": facts.block_size, "num_gpu_blocks": facts.num_blocks}
         build = {
             "version": version("peagle"),
@@ -294,7 +341,7 @@ class _StateCollector(Collector):
             ("peagle:cycles_without_drafts", "Cycles that drafted nothing.", did.pauses),
         ):
             yield self._family(CounterMetricFamily, name, [((), value)], text)
-        lengths = [did.lengths[length] for length in range(self._engine.k + 1)]
+        lengths = [did.lengths[length] for length in range(self._find().k + 1)]
         for name, text, label, counts in (
             (
                 "vllm:spec_decode_num_accepted_tokens_per_pos",
@@ -320,6 +367,10 @@ class _StateCollector(Collector):
         for values, sample in samples:
             family.add_metric((*self._labels, *values), sample)
         return family
+
+
+def _replica(engine: EngineClient, index: int) -> EngineClient:
+    return engine.replicas[index]
 
 
 def _about(name: str) -> str:

@@ -1,0 +1,234 @@
+"""Several engines as one: replicas of the same pair, each in a process of its own."""
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+
+import torch
+
+from peagle.config import SamplingParams
+from peagle.device import resolve_device
+from peagle.engine.engine import EngineDeadError, EngineStats
+from peagle.engine.request import RequestOutput
+from peagle.engine_client.client import EngineClient, EngineStepError
+from peagle.engine_client.form import Form
+from peagle.engine_client.prefix_owners import PrefixOwners
+from peagle.engine_client.process import WAIT, EngineProcess, settle
+from peagle.engine_client.source import EngineSource
+from peagle.errors import InputError
+
+SLACK, SHARE = 4, 1.25
+"""An engine that knows a prompt's beginning gets it unless it has more than so many requests beyond
+this multiple of the least that any has."""
+PAUSE = 30.0
+"""Seconds between two attempts to start an engine again."""
+LOST = "the engine of this request ended"
+"""How the failure of a request begins that another engine would serve."""
+FAILED = "a step of this request's engine failed; the server's log says why"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+log = logging.getLogger("peagle.engine")
+
+
+class Replicas(EngineClient):
+    """Engines of one source, each in a process of its own; on GPUs each has one for itself.
+
+    Seeds are given out here, so that the engine that a request gets changes none of its tokens. An
+    engine that ends fails its own requests, and is started again while the others go on. Raises
+    `InputError` as `EngineProcess` does, and for more engines than GPUs.
+    """
+
+    in_process = False
+
+    def __init__(self, source: EngineSource, count: int) -> None:
+        self._starts: list[Callable[[], EngineProcess]] = _starts(source, count)
+        first = self._starts[0]()  # it measures tile sizes and reads the files for all others
+        with ThreadPoolExecutor(count) as together:
+            self._engines = [first, *together.map(lambda start: start(), self._starts[1:])]
+        super().__init__(first.facts)
+        self.max_num_seqs = sum(engine.max_num_seqs for engine in self._engines)
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        for each in (self._woken, *self._engines):
+            self._selector.register(each, selectors.EVENT_READ)
+        self._owners: dict[str, int] = {}
+        """The engine of each request that runs."""
+        self._prefixes = PrefixOwners()
+        self._added, self._last = 0, [0] * count
+        """Requests so far, and how many there were when each engine got its newest one."""
+        self._stranded: list[str] = []
+        """Requests that no engine could get."""
+        self._started: deque[tuple[int, EngineProcess]] = deque()
+        """Engines that were started again."""
+        self._is_lost = False
+        """Whether none runs, and one could not be started again."""
+        self._closing = threading.Event()
+
+    @property
+    def replicas(self) -> Sequence[EngineProcess]:
+        return self._engines
+
+    @property
+    def pid(self) -> int:
+        return self._engines[0].pid
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._owners)
+
+    @property
+    def stats(self) -> EngineStats:
+        """Their sums, and the fullest cache."""
+        return EngineStats.pooled([engine.stats for engine in self._engines])
+
+    @property
+    def step_age(self) -> float:
+        return max(engine.step_age for engine in self._engines)
+
+    @property
+    def responds(self) -> bool:
+        """Whether any of them does."""
+        return any(engine.responds for engine in self._engines)
+
+    def watch(self, give_up: Callable[[], object]) -> None:
+        """Nothing: each process watches itself, and `step` whether it is heard."""
+
+    def compile(self, form: Form) -> None:
+        """On all of them, since any may get the request; one that is stuck is not waited for."""
+        if form.grammar is None:
+            return
+        asked = {engine.ask(form): engine for engine in self._engines if engine.responds}
+        while late := [one for one, engine in asked.items() if engine.responds and not one.done()]:
+            wait(late, WAIT)
+        answers = [one for one in asked if one.done() and one.exception() is None]
+        if not answers:
+            raise EngineStepError(FAILED)
+        for answer in answers:
+            settle(answer)
+
+    def add(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, form: Form | None
+    ) -> int:
+        if params.seed is None:
+            params = params.model_copy(update={"seed": self.facts.seed + self._added})
+        self._added += params.unrecorded_from is None
+        index = self._choose(prompt, params.cache_salt)
+        self._owners[request_id] = index
+        if self._engines[index].responds:
+            self._prefixes.give(prompt, params.cache_salt, index)
+            self._last[index] = self._added
+            self._engines[index].add(request_id, prompt, params, form)
+        else:
+            self._stranded.append(request_id)
+        return index
+
+    def abort(self, request_id: str, reason: str = "abort") -> None:
+        if (index := self._owners.pop(request_id, None)) is not None:
+            self._engines[index].abort(request_id, reason)
+
+    def step(self) -> list[RequestOutput]:
+        """Wait for what any of them brings. Raises `EngineDeadError` once none runs and one could
+        not be started again."""
+        if self._is_lost:
+            raise EngineDeadError("no engine is left, and one could not be started again")
+        while self._started:
+            index, engine = self._started.popleft()
+            self._engines[index].close()
+            self._engines[index] = engine
+            self._selector.register(engine, selectors.EVENT_READ)
+            log.info(f"engine {index} serves again")
+        outputs = self._fail([one for one in self._stranded if one in self._owners], LOST)
+        self._stranded = []
+        ready = {key.fileobj for key, _ in self._selector.select(0 if outputs else WAIT)}
+        if self._woken in ready:
+            self._woken.recv(4096)
+        for index, engine in enumerate(self._engines):
+            if not engine.ended:
+                outputs += self._step(index, engine)
+        return outputs
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):  # it has been woken often enough, or is closed
+            self._waker.send(b"\0")
+
+    def kill(self) -> None:
+        self._closing.set()
+        for engine in self._engines:
+            engine.kill()
+
+    def close(self) -> None:
+        """End all processes, and wait for them."""
+        self._closing.set()
+        self._selector.close()
+        for each in (self._waker, self._woken, *self._engines, *(one for _, one in self._started)):
+            each.close()
+
+    def _choose(self, prompt: Sequence[int], salt: str | None) -> int:
+        """The engine that knows most of a prompt, unless it has too much to do; else the one with
+        the least to do, of equals the one that got its newest request first."""
+        loads = Counter(self._owners.values())
+        every = range(len(self._engines))
+        takers = [index for index in every if self._engines[index].takes] or every
+        owner = self._prefixes.find(prompt, salt)
+        most = SHARE * min(loads[index] for index in takers) + SLACK
+        if owner is not None and owner in takers and loads[owner] <= most:
+            return owner
+        return min(takers, key=lambda index: (loads[index], self._last[index]))
+
+    def _step(self, index: int, engine: EngineProcess) -> list[RequestOutput]:
+        """What one of them has brought; where it failed, the ends of its requests."""
+        try:
+            outputs = engine.step(0)
+        except (EngineStepError, EngineDeadError) as error:
+            running = [one for one, owner in self._owners.items() if owner == index]
+            log.exception(f"engine {index} failed, and {len(running)} requests with it")
+            if isinstance(error, EngineStepError):
+                return self._fail(running, FAILED)
+            self._selector.unregister(engine)
+            threading.Thread(target=self._start_again, args=(index,), daemon=True).start()
+            return self._fail(running, f"{LOST}; try again")
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._owners.pop(output.request_id, None)
+        return outputs
+
+    def _fail(self, requests: Sequence[str], why: str) -> list[RequestOutput]:
+        """End requests with an error."""
+        for request_id in requests:
+            self.abort(request_id)
+        return [RequestOutput(one, (), 0, "error", failure=why) for one in requests]
+
+    def _start_again(self, index: int) -> None:
+        """Start an engine in place of one that ended; from a thread of its own."""
+        while not self._closing.is_set():
+            try:
+                self._started.append((index, self._starts[index]()))
+                break
+            except Exception as error:
+                told = f"engine {index} does not start, and is tried again in {PAUSE:g} s: {error}"
+                log.error(told)
+            self._is_lost = not self._started and all(engine.ended for engine in self._engines)
+            self._closing.wait(PAUSE)
+        self.wake()
+
+
+def _starts(source: EngineSource, count: int) -> list[Callable[[], EngineProcess]]:
+    """What starts each engine. Raises `InputError` where they cannot have a GPU each."""
+    device = resolve_device(source.config.device)
+    if device.type == "cpu":
+        share = max(torch.get_num_threads() // count, 1)
+        return [partial(EngineProcess, source, share)] * count
+    if device.index is not None:
+        raise InputError(f"{count} engines on {device} alone; leave its number out")
+    if (there := torch.cuda.device_count()) < count:
+        raise InputError(f"{count} engines need a GPU each, and torch sees {there}; give fewer")
+    visible = os.environ.get(VISIBLE) or ",".join(map(str, range(count)))
+    each = visible.split(",")[:count]
+    return [partial(EngineProcess, source, None, {VISIBLE: one}) for one in each]
