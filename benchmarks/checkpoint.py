@@ -17,17 +17,21 @@ import torch
 import typer
 
 from peagle.bench.random_weights import Weights, random_ends, random_layers
-from peagle.bench.shapes import Shape, random_drafter, shape_of
+from peagle.bench.shapes import Shape, random_drafter, random_mtp, shape_of
 from peagle.bench.synthetic import DRAFT_LAYERS
 from peagle.cli.script import run
 from peagle.device import resolve_device
 from peagle.drafters.checkpoint import save_drafter
 from peagle.drafters.model import DraftModel
+from peagle.drafters.mtp import MTPHead, mtp_rules
 from peagle.errors import InputError
 from peagle.files import replacing_directory
+from peagle.models.decoder import Decoder
+from peagle.models.families import read_values
 from peagle.models.saving import save_target
+from peagle.models.weights import TensorRule
 from peagle.pair import bundled
-from peers.config_json import config_json
+from peers.config_json import Values, config_json
 
 TOKENIZER = "tokenizer.json"
 BESIDE = ("tokenizer_config.json", "generation_config.json")
@@ -59,15 +63,25 @@ def main(
 def write_target(
     directory: Path, shape: Shape, weights: Weights, dtype: str, device: torch.device
 ) -> None:
-    """Write a target, the same as `random_target` makes on this device."""
+    """Write a target, the same as `random_target` makes on this device, with its own head."""
     directory.mkdir()
     source = shape.target, device, getattr(torch, dtype), weights
     values = config_json(shape.target, dtype, weights.quantization)
-    save_target(directory, values, random_ends(*source), random_layers(*source))
+    ends = random_ends(*source)
+    heads = [own_head(ends, values, weights)] if shape.target.recurrent else []
+    save_target(directory, values, ends, random_layers(*source), heads)
     for name in BESIDE:
         shutil.copy(bundled("target") / name, directory / name)
     text = (bundled("target") / TOKENIZER).read_text()
     (directory / TOKENIZER).write_text(with_words(text, shape.target.vocab_size))
+
+
+def own_head(ends: Decoder, values: Values, weights: Weights) -> tuple[MTPHead, list[TensorRule]]:
+    """A random MTP head for a target's ends, and the rules of its tensors."""
+    head = random_mtp(ends, weights).model
+    assert isinstance(head, MTPHead)
+    family, _ = read_values(values, "a shape")
+    return head, mtp_rules(family, head.config)
 
 
 def with_words(tokenizer: str, vocab_size: int) -> str:

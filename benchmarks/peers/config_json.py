@@ -85,6 +85,7 @@ def _hybrid(spec: DecoderSpec) -> Values:
         "linear_value_head_dim": heads.value_dim,
         "linear_conv_kernel_dim": heads.conv_width,
         "partial_rotary_factor": rope.partial_rotary_factor,
+        "mtp_num_hidden_layers": 1,
     }
     if isinstance(fed, SharedExpertsSpec):
         family = qwen3_5_moe_text.FAMILY
@@ -189,5 +190,5 @@ def _quantization(spec: DecoderSpec, quantization: str) -> Values:
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
         "weight_block_size": [*BLOCK],
-        "modules_to_not_convert": ["lm_head", *routers],
+        "modules_to_not_convert": ["lm_head", *routers, *(["mtp.fc"] if spec.recurrent else [])],
     }

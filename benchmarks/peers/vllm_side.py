@@ -84,18 +84,20 @@ def described(job: Job, directory: Path) -> Path:
 def speculation(job: Job, directory: Path) -> dict[str, Any]:
     """vLLM's settings for the job's drafter, which is written where the job names none."""
     parallel = job.method == "peagle"
-    if job.drafter is None:
-        write_drafter(job, parallel, directory)
-    given = {
+    rates = {
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_rates": [*job.acceptance_rates],
-        "draft_load_config": {"load_format": "safetensors"},
     }
+    asked = {"num_speculative_tokens": job.k, **(rates if job.acceptance_rates else {})}
+    if job.method == "mtp":  # the head among the target's own files
+        return {"method": "mtp", **asked}
+    if job.drafter is None:
+        write_drafter(job, parallel, directory)
     return {
         "method": "eagle3",
         "model": job.drafter or str(directory),
-        "num_speculative_tokens": job.k,
-        **(given if job.acceptance_rates else {}),
+        "draft_load_config": {"load_format": "safetensors"},
+        **asked,
         **({"parallel_drafting": True} if parallel else {}),
     }
 

@@ -17,11 +17,12 @@ from checkpoint import with_words, write_target
 from peagle.bench.case import Setup
 from peagle.bench.load import Exchange, drive
 from peagle.bench.random_weights import Weights, random_target
-from peagle.bench.shapes import SHAPES, Shape, shape_of
+from peagle.bench.shapes import SHAPES, Shape, random_mtp, shape_of
 from peagle.bench.synthetic import SyntheticWorkload
 from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.kind import PEAGLE
+from peagle.drafters.mtp import load_mtp
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 from peagle.models.spec import ExpertsSpec
@@ -194,3 +195,12 @@ def test_a_benchmark_reads_it(tmp_path: Path):
     assert [*completion.token_ids] == [0] * 4
     with pytest.raises(InputError, match="is not in the shape of qwen3-8b"):
         SyntheticWorkload("qwen3-8b", **given, checkpoint=directory)
+
+
+def test_a_target_with_recurrent_layers_has_its_own_head(tmp_path: Path):
+    shape, weights = SHAPES["tiny-hybrid"], Weights()
+    place = written(shape, weights, tmp_path / "target", "float32")
+    target = tiny.load_target(place)
+    head, wanted = load_mtp(place, target), random_mtp(target, weights).model
+    for ours, theirs in zip(weights_of(head), weights_of(wanted), strict=True):
+        assert torch.equal(bytes_of(ours), bytes_of(theirs))

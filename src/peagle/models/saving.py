@@ -1,7 +1,7 @@
 """A target's parts -> its directory: the inverse of `peagle.models.loading`."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -15,12 +15,17 @@ from peagle.ops.weight import weight_at
 
 
 def save_target(
-    directory: Path, values: Values, ends: Decoder, layers: Iterable[DecoderLayer]
+    directory: Path,
+    values: Values,
+    ends: Decoder,
+    layers: Iterable[DecoderLayer],
+    heads: Sequence[tuple[nn.Module, Sequence[TensorRule]]] = (),
 ) -> None:
     """Write a target's configuration, and a file of weights for each layer and one for the rest.
 
     values: of its `config.json`, `quantization_config` included; packed weights are written as they
-    are. ends: as of `load_ends`. Each layer is written before the next is taken.
+    are. ends: as of `load_ends`. Each layer is written before the next is taken. heads: what else
+    its files hold, each with a file of its own, such as a head that drafts.
     """
     family, spec = read_values(values, str(directory))
     given = values.get("quantization_config")
@@ -30,9 +35,10 @@ def save_target(
         for index, layer in enumerate(layers):
             rules = layer_rules(family, spec, index, "0")
             yield _tensors(nn.ModuleList([layer]), rules, quantization)
-        yield _tensors(ends, end_rules(family, spec), quantization)
+        for module, rules in ((ends, end_rules(family, spec)), *heads):
+            yield _tensors(module, rules, quantization)
 
-    write_shards(directory, parts(), len(spec.layers) + 1)
+    write_shards(directory, parts(), len(spec.layers) + 1 + len(heads))
     text = json.dumps(values, indent=2) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
 
