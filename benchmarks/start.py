@@ -3,7 +3,7 @@
     python benchmarks/start.py --shape qwen3-8b --method peagle --seats 64,512 --out start.json
 
 Random weights; each number of seats has a process of its own, twice: the first start of a machine
-also compiles kernels and measures their tiles. Memory is the card's, as the driver tells it.
+also compiles kernels. Memory is the card's, as the driver tells it.
 """
 
 import multiprocessing
@@ -48,7 +48,7 @@ class Start:
     seconds: float
     """Until it takes requests."""
     capturing_seconds: float
-    """Of these, for tiles, graphs and their times."""
+    """Of these, for graphs and their times."""
     graphs_gib: float
     """What capturing took of the card's memory."""
     cache_slots: int

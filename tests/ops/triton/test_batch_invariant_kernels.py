@@ -122,7 +122,7 @@ WIDTHS = [576, 2048, 2880]
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_norm_of_a_width_is_summed_by_as_many_warps(
-    monkeypatch: pytest.MonkeyPatch, width: int
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, width: int
 ):
     """A prompt's last row is normed by one kernel or another, as other requests will have it."""
     from peagle.ops.triton import moe as experts
@@ -137,8 +137,8 @@ def test_every_norm_of_a_width_is_summed_by_as_many_warps(
         (sandwich, "_add_mixture_normed"),
     ):
         monkeypatch.setattr(module, kernel, Noted(seen))
-    normed_each_way(torch.device("cpu"), torch.float32, width)
-    residual.rms_norm(torch.zeros(1, width), torch.ones(width), 1e-5)
+    normed_each_way(device, torch.float32, width)
+    residual.rms_norm(torch.zeros(1, width, device=device), torch.ones(width, device=device), 1e-5)
     assert len(seen) == 5
     assert len(set(seen)) == 1
 

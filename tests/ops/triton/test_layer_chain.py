@@ -49,18 +49,6 @@ def test_processes_that_share_a_gpu_have_none(
     layer_chain.is_shared.cache_clear()
 
 
-def test_what_one_launch_each_is_quicker_for_is_left_to_that() -> None:
-    from peagle.ops.triton import layer_chain
-    from peagle.ops.triton.tiles import APART, tiles_of
-
-    block, tiles = block_of(hidden=128), tiles_of(torch.device("cpu"))
-    tiles.asked.clear()
-    assert layer_chain.takes(attended(4), block)
-    [asked] = tiles.asked
-    tiles.set(asked, APART)
-    assert not layer_chain.takes(attended(4), block)
-
-
 @pytest.mark.parametrize("rows", [8, 16, 32, 64])
 def test_tiles_cover_every_output_and_all_of_the_depth(rows: int) -> None:
     from peagle.ops.triton.layer_chain.shape import ChainSizes

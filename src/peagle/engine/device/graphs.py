@@ -18,8 +18,8 @@ from peagle.transfer import upload
 
 Replay = Callable[[], None]
 T = TypeVar("T")
-TILE_TIMINGS = 15
-"""Cycles in the median by which tiles are chosen."""
+TREE_TIMINGS = 15
+"""Cycles in the median by which trees are."""
 LENGTH_TIMINGS = 5
 """Cycles in the median by which draft lengths are."""
 MOST_TREE_COST = 1.15
@@ -71,20 +71,6 @@ class CycleGraphs:
             for drafts in reversed(self.lengths):
                 self._prepared(self._whole, size, _steady(drafts))
 
-    def dummy_run(self, size: int) -> None:
-        """One uncaptured cycle of full length whose requests are all spare."""
-        self._fill(size, [self._spare] * size)
-        self._whole(size, _steady(self.lengths[-1]))
-
-    def seconds(self, size: int) -> float:
-        """Seconds of such a cycle when captured, on rows that no request has yet."""
-        run = functools.partial(self._whole, size, _steady(self.lengths[-1]))
-        try:
-            graph, _ = captured(run, self._device, None)
-            return self._timed(graph.replay, size, TILE_TIMINGS)
-        finally:
-            torch.cuda.empty_cache()  # the graph's memory does not come back by itself
-
     def seconds_by_length(self) -> dict[int, dict[int, float]]:
         """Seconds of captured cycles on rows that no request has yet, by size and length; with
         trees where drafts branch."""
@@ -114,7 +100,7 @@ class CycleGraphs:
         shapes = chain, replace(chain, nodes=self.branching.nodes)
         graphs = [self._prepared(self._whole, size, shape) for shape in shapes]
         for _ in range(TREE_TRIALS):
-            of_chain, of_tree = (self._timed(g, size, TILE_TIMINGS, context) for g in graphs)
+            of_chain, of_tree = (self._timed(g, size, TREE_TIMINGS, context) for g in graphs)
             if of_tree <= MOST_TREE_COST * of_chain:
                 return True
         return False

@@ -134,11 +134,9 @@ class DeviceWorker:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Choose tiles, capture graphs and build plans, before the first request."""
-        device = self._rows.state.computed.device
-        if device.type != "cuda":
+        """Capture graphs and build plans, before the first request."""
+        if not self._rows.state.computed.is_cuda:
             return
-        kernels("tuning").choose_tiles(self.graphs, kernels("tiles").tiles_of(device))
         self.graphs.capture()
         self.graphs.measure_trees()
         self._prompts.capture(self.graphs.pool)

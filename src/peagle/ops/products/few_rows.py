@@ -16,7 +16,7 @@ class FewRows(Kernel):
     def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
         if not product.dense or (product.gated and layer.bias is not None):
             return False
-        return kernels("tiles").takes(product, x.x.device)
+        return kernels("tiles").takes(product)
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         return kernels("few_rows").linear(x.x, x.squares, x.eps, layer.weight, layer.bias)

@@ -1,4 +1,4 @@
-"""What a product is, whoever computes it: the key for choosing a kernel and for its tile."""
+"""What a product is, whoever computes it: the key for choosing a kernel."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,8 +38,3 @@ class Product:
     def dense(self) -> bool:
         """Whether the weight is a plain tensor."""
         return self.format in DENSE
-
-    @property
-    def weights(self) -> int:
-        """Numbers of the weight."""
-        return self.outputs * self.depth * (2 if self.gated else 1)

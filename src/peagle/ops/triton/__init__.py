@@ -1,9 +1,8 @@
 """GPU kernels behind the signatures of the torch references one folder up, by `kernels(name)`.
 
 Beside those: `few_rows`, products of tensors (`residual`) and packed weights (`quantized_product`);
-`layer_chain`, a faster form of what they do; `hopper_attention`, one of
-`cached_attention`; `tiles` and `tuning`, which choose sizes by measurement; `launch`, how kernels
-follow one another.
+`layer_chain`, a faster form of what they do; `hopper_attention`, one of `cached_attention`;
+`tiles`, how products of few rows are cut; `launch`, how kernels follow one another.
 """
 
 import functools

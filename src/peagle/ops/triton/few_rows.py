@@ -35,7 +35,7 @@ def add(
     if isinstance(weight, QuantizedWeight):
         columns = quantized_product.LINES
     else:
-        columns = tile_of(x, len(weight), Epilogue.ADD).columns
+        columns = tile_of(x, len(weight), gated=False).columns
     tiles = triton.cdiv(len(weight), columns)
     squares = torch.empty(tiles, padded(len(x)), device=x.device, dtype=torch.float32)
     addition = Addition(stream, norm, scaled, squares)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from peagle.ops.products.product import Epilogue
 from peagle.ops.triton.launch import announce, begin, overlap, wait
 from peagle.ops.triton.product_call import ProductCall, gathered, left
 from peagle.ops.triton.tiles import padded, tile_of
@@ -17,7 +18,7 @@ from peagle.ops.triton.tiles import padded, tile_of
 def launch(call: ProductCall) -> None:
     """Fill a call's results. Its weight is a tensor."""
     (rows, depth), outputs, height = call.x.shape, call.out.shape[1], padded(len(call.x))
-    tile = tile_of(call.x, outputs, call.epilogue)
+    tile = tile_of(call.x, outputs, call.epilogue is Epilogue.GATE)
     tiles, (squares, bias) = triton.cdiv(outputs, tile.columns), call.operands
     _product[(tiles, tile.splits)](
         call.x,

@@ -48,19 +48,20 @@ from peagle.ops.triton.layer_chain.shape import (
     ChainSizes,
     Link,
 )
-from peagle.ops.triton.tiles import Chain, Ring, tiles_of
 from peagle.ops.weight import dense, format_of
 
 REGISTERS = {8: 64, 16: 64, 32: 96, 64: 168}
 """Registers of a thread, by rows."""
 LOADER_REGISTERS = gl.constexpr(48)
 """Registers of the loading warp's threads; the multiplying warps share the rest."""
+ROOM = 208 << 10
+"""Bytes of shared memory for the ring, where a program may have as many."""
 MARGIN = 10 << 10
 """Bytes of shared memory that are not the ring's."""
 
 
 def takes(attended: Tensor, block: BlockWeights) -> bool:
-    """Whether one launch beats one for each product. Counts what it is asked for."""
+    """Whether one launch beats one for each product."""
     named = (block.out, block.gate_up, block.down, block.qkv)
     layers = [layer for layer in named if layer is not None]
     if not 0 < len(attended) <= MOST_ROWS or is_shared():
@@ -69,13 +70,8 @@ def takes(attended: Tensor, block: BlockWeights) -> bool:
         return False
     if any(layer.bias is not None for layer in layers):
         return False
-    asked = _asked(attended, block)
-    shape = ChainSizes(**vars(asked), qkv=0, programs=multiprocessors(attended))
-    if any(link.depth % (link.chunk * link.programs) for link in shape.links):
-        return False
-    tiles = tiles_of(attended.device)
-    tiles.asked[asked] += 1
-    return tiles.get(asked) is not None
+    links = _sizes(attended, block).links
+    return not any(link.depth % (link.chunk * link.programs) for link in links)
 
 
 def layer_chain(
@@ -130,22 +126,20 @@ def is_shared() -> bool:
     return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")).exists()
 
 
-def _asked(attended: Tensor, block: BlockWeights) -> Chain:
-    return Chain(
+def _sizes(attended: Tensor, block: BlockWeights) -> ChainSizes:
+    return ChainSizes(
         rows=max(LEAST_ROWS, triton.next_power_of_2(len(attended))),
         hidden=len(block.out.weight),
         heads=attended.shape[1],
         inner=len(block.gate_up.weight) // 2,
+        qkv=0 if block.qkv is None else len(block.qkv.weight),
+        programs=multiprocessors(attended),
     )
 
 
 def _shape(attended: Tensor, block: BlockWeights) -> ChainSizes:
-    asked = _asked(attended, block)
-    ring = tiles_of(attended.device).get(asked)
-    assert isinstance(ring, Ring)
-    qkv = 0 if block.qkv is None else len(block.qkv.weight)
-    shape = ChainSizes(**vars(asked), qkv=qkv, programs=multiprocessors(attended))
-    room = min(ring.room << 10, shared_memory(attended) - MARGIN)
+    shape = _sizes(attended, block)
+    room = min(ROOM, shared_memory(attended) - MARGIN)
     return replace(shape, stages=room // shape.slot)
 
 
