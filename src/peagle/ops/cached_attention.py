@@ -119,7 +119,7 @@ def divided(rows: PassRows, spec: QKVSpec, cache: Tensor) -> PassRows:
     if spec.batch_invariant or not on_hopper(cache):
         return rows
     if kernels("hopper_attention").takes(spec, cache, rows):
-        return replace(rows, shares=kernels("hopper_attention").shares_of(rows, spec))
+        return replace(rows, shares=kernels("hopper_attention").shares_of(rows, spec, cache))
     return rows
 
 
@@ -201,7 +201,8 @@ def attend_product(
     """
     if not has_kernels(qkv) or spec.batch_invariant:
         return store_attend(qkv, spec, cache, rows)
-    fast = on_hopper(qkv) and qkv.is_contiguous()
+    alike = qkv.dtype in (cache.dtype, torch.bfloat16)  # E4M3 is widened to bfloat16 alone
+    fast = on_hopper(qkv) and qkv.is_contiguous() and alike
     if not (fast and kernels("hopper_attention").takes(spec, cache, rows)):
         return store_attend(qkv, spec, cache, rows)
     scale_queries(qkv, spec, rows.positions)

@@ -43,11 +43,11 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     import gluon_emulation
 
     from peagle.ops.triton import gluon, hopper_attention, layer_chain
-    from peagle.ops.triton.hopper_attention import heads, parts, tiles
+    from peagle.ops.triton.hopper_attention import heads, narrow, parts, tiles
     from peagle.ops.triton.layer_chain import loads, products, signals
 
     chains = (layer_chain, loads, products, signals)
-    attentions = (hopper_attention, heads, parts, tiles)
+    attentions = (hopper_attention, heads, narrow, parts, tiles)
     gluon_emulation.install(monkeypatch, (gluon, *chains, *attentions), processors=12)
     return torch.device("cpu")
 

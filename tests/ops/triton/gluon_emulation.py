@@ -194,6 +194,9 @@ class Shared:
     def permute(self, order: Sequence[int]) -> "Shared":
         return Shared(self.tensor.permute(*order))
 
+    def load(self, layout: Any) -> Tensor:
+        return self.tensor.clone()
+
     def store(self, value: Tensor) -> None:
         assert (self.tensor.shape, self.dtype) == (value.shape, value.dtype)
         self.tensor.copy_(value)
@@ -237,10 +240,20 @@ mbarrier = SimpleNamespace(
 )
 
 
+def _unwritten(dtype: torch.dtype) -> float:
+    """NaN, also of two E4M3 numbers in 16 bits."""
+    return torch.nan if dtype.is_floating_point else 0x7F7F
+
+
+def bfloat16_of(codes: Tensor) -> tuple[Tensor, Tensor]:
+    numbers = codes.contiguous().view(torch.float8_e4m3fn).to(torch.bfloat16)
+    return numbers[..., 0::2], numbers[..., 1::2]
+
+
 def allocate(dtype: torch.dtype, shape: Sequence[int], layout: Any, value: Any = None) -> Any:
     if layout is Barriers:
         return Barriers(Barrier() for _ in range(shape[0]))
-    memory = Shared(torch.full(tuple(shape), torch.nan, dtype=dtype))
+    memory = Shared(torch.full(tuple(shape), _unwritten(dtype), dtype=dtype))
     if value is not None:
         memory.store(value)
     return memory
@@ -301,7 +314,7 @@ def wait_written(left: int) -> None:
 
 def copy_rows(into: Shared, source: Pointer) -> None:
     assert into.shape == list(source.at.shape)
-    into.tensor.fill_(torch.nan)
+    into.tensor.fill_(_unwritten(into.dtype))
     program.asked.append(lambda: into.store(load(source)))
 
 
@@ -364,6 +377,7 @@ gl = SimpleNamespace(
     permute=lambda x, order: x.permute(*order),
     reshape=lambda x, shape: x.reshape(*shape),
     split=lambda x: x.unbind(-1),
+    join=lambda a, b: torch.stack((a, b), -1),
     convert_layout=lambda x, layout: x,
     BlockedLayout=nothing,
     SliceLayout=nothing,
@@ -385,6 +399,7 @@ REPLACEMENTS = {
     "warpgroup_mma": multiply,
     "warpgroup_mma_wait": lambda left, deps: deps[0] if len(deps) == 1 else deps,
     "wait_for": wait_for,
+    "bfloat16_of": bfloat16_of,
     **dict.fromkeys(("meet", "publish", "fence_async_shared", "gdc_wait"), nothing),
     "gdc_launch_dependents": nothing,
 }

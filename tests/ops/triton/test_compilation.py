@@ -394,15 +394,20 @@ types = dict.fromkeys(("qkv", "cache", "norm_weight", "sinks", "out"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
 types |= {"rotations": F32, "partial": F32, "arrivals": "*i32", "eps": "fp32", "scale": "fp32"}
 types |= {"shares": "*i32", "positions": INT, "ancestors": "*i32", "contexts": Contexts}
-for lines, size, together, tree in (
-    *((8, 128, 1, False), (32, 64, 2, True), (64, 128, 2, False), (64, 64, 2, True)),
-    *((8, 128, 4, False), (16, 128, 4, True), (64, 128, 4, False)),
-    *((64, 128, 2, True), (64, 128, 4, True), (64, 128, 1, True)),
+types |= {"k_scale": "fp32", "v_scale": "fp32"}
+ALIKE, UNITS, SCALED = {}, {"narrow": True}, {"narrow": True, "scaled": True, "causal": False}
+for lines, size, together, tree, keeps in (
+    *((8, 128, 1, False, ALIKE), (32, 64, 2, True, ALIKE), (64, 128, 2, False, ALIKE)),
+    *((64, 64, 2, True, ALIKE), (8, 128, 4, False, ALIKE), (16, 128, 4, True, ALIKE)),
+    *((64, 128, 4, False, ALIKE), (64, 128, 2, True, ALIKE), (64, 128, 4, True, ALIKE)),
+    *((64, 128, 1, True, ALIKE), (8, 128, 1, False, UNITS), (64, 128, 2, True, UNITS)),
+    *((32, 64, 2, False, SCALED), (64, 128, 2, False, SCALED), (64, 128, 1, True, SCALED)),
 ):
     plain = size == 128
     sizes = {"heads": 32, "kv_heads": 8, "padded": 4, "size": size, "lines": lines}
     switches = {"norm": plain, "window": not plain, "sinks": not plain, "settled": plain}
-    switches["tree"] = tree
+    switches |= {"tree": tree, **keeps}
+    types |= {"cache": "*fp8e4nv", "codes": "*i16"} if keeps else {"cache": BF16, "codes": BF16}
     tiling = hopper_attention.Tiling(**sizes, **switches, together=together)
     options = {"num_warps": tiling.warps, "maxnreg": tiling.registers}
     kernel = made(hopper_attention._attend_part, types, "TILING", tiling, **options)

@@ -7,6 +7,7 @@ import torch
 from paged_rows import KV_HEADS, LENGTH, on, pass_rows, spec_of
 
 from peagle.ops import cached_attention as reference
+from peagle.ops.kv_dtype import E4M3
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +83,7 @@ def test_is_store_then_attend(
     theirs = cache.float()
     expected = reference.attend_product(qkv.float(), spec, theirs, rows)
     placed, spec = on(device, rows), on(device, spec)
-    divided = replace(placed, shares=kernel.shares_of(placed, spec))
+    divided = replace(placed, shares=kernel.shares_of(placed, spec, cache.to(device)))
     for told in (placed, divided):  # also, the second finds the arrival counters as the first did
         ours = cache.clone().to(device)
         found = kernel.attend_product(qkv.to(device), spec, ours, told, told is divided)
@@ -131,6 +132,40 @@ def test_rows_of_a_tree_see_their_ancestors(
     near(ours, theirs)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "block"])
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.25, 0.3)], ids=["units of 1", "other units"])
+@pytest.mark.parametrize(
+    ("starts", "counts"),
+    [([0, 5], [3, 4]), ([300, 64], [1, 5]), ([1090], [4]), ([1, 127] * 8, [8] * 16)],
+)
+def test_a_cache_of_8_bits(
+    hopper: torch.device,
+    head_dim: int,
+    causal: bool,
+    scales: tuple[float, float],
+    starts: list[int],
+    counts: list[int],
+) -> None:
+    """What rows see of themselves is rounded as what the cache keeps is."""
+    from peagle.ops.triton import hopper_attention as kernel
+
+    spec = replace(spec_of(8, head_dim), causal=causal, kv_scales=scales)
+    rows, half = pass_rows(starts, counts, max(counts)), torch.bfloat16
+    qkv = torch.randn(sum(counts), (8 + 2 * KV_HEADS) * head_dim).to(half)
+    cache = torch.randn(2, len(starts) * LENGTH, KV_HEADS, head_dim).to(E4M3)
+    theirs, ours = cache.clone(), cache.clone().to(hopper)
+    expected = reference.attend_product(qkv, spec, theirs, rows)
+    spec, rows = on(hopper, spec), on(hopper, rows)
+    assert kernel.takes(spec, ours, rows)
+    found = kernel.attend_product(qkv.to(hopper), spec, ours, rows)
+    # the last row has no slot; a number near the middle of two of E4M3 may become either
+    torch.testing.assert_close(found[:-1].cpu(), expected[:-1], rtol=0.1, atol=0.1)
+    differ = (ours.cpu().float() - theirs.float()).abs() > 0.13 * theirs.float().abs() + 0.002
+    assert not differ.any()
+
+
 def test_a_row_of_the_table_that_belongs_to_no_request_changes_nothing(
     hopper: torch.device,
 ) -> None:
@@ -163,7 +198,7 @@ def test_rows_without_a_slot_see_what_is_before_it(hopper: torch.device) -> None
     theirs, ours = cache.float(), cache.clone().to(device)
     expected = reference.attend_product(qkv.float(), spec, theirs, rows)
     spec, rows = on(device, spec), on(device, rows)
-    rows = replace(rows, shares=kernel.shares_of(rows, spec))
+    rows = replace(rows, shares=kernel.shares_of(rows, spec, ours))
     found = kernel.attend_product(qkv.to(device), spec, ours, rows, True)
     near(ours, theirs)
     for kept in (slice(0, 4), slice(8, 14)):

@@ -28,6 +28,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from peagle.ops.cached_attention import PassRows, QKVSpec
+from peagle.ops.kv_dtype import E4M3
 from peagle.ops.triton.attention_parts import LOG2E, Contexts
 from peagle.ops.triton.gluon import meet
 from peagle.ops.triton.hopper_attention.division import divide
@@ -44,19 +45,19 @@ takes no trees."""
 
 
 def takes(spec: QKVSpec, cache: Tensor, rows: PassRows) -> bool:
-    """Whether the kernel covers these sizes and the type, which rows and cache share, whole heads
-    that turn, and values as they are, and is faster than Triton's."""
+    """Whether the kernel covers these sizes, whole heads that turn, values as they are, and the
+    cache's type, which is the rows' or E4M3 beside bfloat16, and is faster than Triton's."""
     lines, pairs = _lines(spec, rows), len(rows.requests) * spec.num_kv_heads
     many = pairs >= LEAST_PAIRS or rows.ancestors is not None
     quicker = lines < LEFT_LINES or (lines == LEFT_LINES and many)
-    halves = cache.dtype in (torch.bfloat16, torch.float16)
+    halves = cache.dtype in (torch.bfloat16, torch.float16, E4M3)
     whole = spec.rotations.shape[-1] == spec.head_dim and not spec.v_norm
-    return quicker and halves and spec.head_dim in HEAD_DIMS and whole and spec.causal
+    return quicker and halves and spec.head_dim in HEAD_DIMS and whole
 
 
-def shares_of(rows: PassRows, spec: QKVSpec) -> Tensor:
+def shares_of(rows: PassRows, spec: QKVSpec, cache: Tensor) -> Tensor:
     """How contexts are divided among programs, for any layer of a pass."""
-    tiling = _tiling(spec, rows)
+    tiling = _tiling(spec, rows, cache.dtype == E4M3)
     room = multiprocessors(rows.starts) * tiling.together
     return divide(rows, tiling.kv_heads, tiling.keys, tiling.least_share, room)
 
@@ -66,8 +67,9 @@ def attend_product(
 ) -> Tensor:
     """As the reference."""
     if rows.shares is None:  # what is launched here is not settled
-        rows, settled = replace(rows, shares=shares_of(rows, spec)), False
-    shares, tiling = rows.shares, _tiling(spec, rows, settled)
+        rows, settled = replace(rows, shares=shares_of(rows, spec, cache)), False
+    shares, narrow = rows.shares, cache.dtype == E4M3
+    tiling = _tiling(spec, rows, narrow, settled)
     assert shares is not None
     out = qkv.new_empty(len(qkv), spec.num_heads * spec.head_dim)
     items = len(shares) * spec.num_kv_heads
@@ -76,6 +78,7 @@ def attend_product(
     _attend_part[(spec.num_kv_heads, len(shares))](
         qkv,
         cache,
+        cache.view(torch.int16) if narrow else cache,
         shares,
         Contexts.of(rows),
         spec.rotations,
@@ -90,6 +93,7 @@ def attend_product(
         spec.eps,
         spec.softmax_scale * LOG2E.value,
         0 if spec.window is None else spec.window,
+        *spec.kv_scales,
         TILING=tiling,
         num_warps=tiling.warps,
         maxnreg=tiling.registers,
@@ -98,11 +102,13 @@ def attend_product(
     return out
 
 
-def _tiling(spec: QKVSpec, rows: PassRows, settled: bool = False) -> Tiling:
+def _tiling(spec: QKVSpec, rows: PassRows, narrow: bool = False, settled: bool = False) -> Tiling:
     lines, pairs = _lines(spec, rows), len(rows.requests) * spec.num_kv_heads
     few_lines = lines < LEFT_LINES or rows.ancestors is not None
     sizes = spec.head_dim, _padded(spec), multiprocessors(rows.starts)
     together = programs(pairs, few_lines, *sizes)
+    if narrow:  # of four, none would have room to widen
+        together = min(together, 2)
     if together == 4 and 2 * lines == LEFT_LINES:  # by keys four would have no room
         lines = LEFT_LINES
     return Tiling(
@@ -117,6 +123,9 @@ def _tiling(spec: QKVSpec, rows: PassRows, settled: bool = False) -> Tiling:
         sinks=spec.sinks is not None,
         tree=rows.ancestors is not None,
         settled=settled,
+        causal=spec.causal,
+        narrow=narrow,
+        scaled=narrow and spec.kv_scales != (1.0, 1.0),
     )
 
 
@@ -145,6 +154,7 @@ def _lines(spec: QKVSpec, rows: PassRows) -> int:
 def _attend_part(
     qkv,
     cache,
+    codes,
     shares,
     contexts,
     rotations,
@@ -159,9 +169,11 @@ def _attend_part(
     eps,
     scale,
     window,
+    k_scale,
+    v_scale,
     TILING: gl.constexpr,
 ):
-    dtype: gl.constexpr = cache.dtype.element_ty
+    dtype: gl.constexpr = qkv.dtype.element_ty
     if not TILING.settled:
         gdc_wait()
     kv_head, item = gl.program_id(0), gl.program_id(1)
@@ -185,10 +197,16 @@ def _attend_part(
     end = gl.minimum(begin + share, tiles)
     if begin >= end:
         return
-    ring = gl.allocate_shared_memory(dtype, [TILING.places, TILING.keys, TILING.size], TILE)
+    fetched: gl.constexpr = [TILING.places, TILING.keys, TILING.stored]
+    ring = gl.allocate_shared_memory(codes.dtype.element_ty, fetched, TILING.ring)
+    operands = ring
+    if TILING.narrow:
+        tile: gl.constexpr = [2, TILING.keys, TILING.size]
+        operands = gl.allocate_shared_memory(dtype, tile, TILE)
     table = contexts.slots + table_row * slots_stride
     span = (begin, end, start, stop, older, skipped)
-    sides = (cache + kv_head * TILING.size, side_stride)
+    sides = (codes + kv_head * TILING.stored, side_stride * TILING.stored // TILING.size)
+    scales = (k_scale, v_scale)
     found = fetch_first(ring, table, span, sides, TILING)
     # all that is known before the product is
     at_once: gl.constexpr = TILING.lines_at_once
@@ -208,7 +226,8 @@ def _attend_part(
     k = heads_at(of_own, kept, TILING)
     v, _ = heads_at(of_own + TILING.kv_heads * TILING.size, kept, TILING)
     if begin == 0:
-        write_own(turned(k, k_turns, eps, TILING).to(dtype), v, slot, kept, ring, sides, TILING)
+        own_k, of_head = turned(k, k_turns, eps, TILING).to(dtype), cache + kv_head * TILING.size
+        write_own(own_k, v, slot, kept, operands, of_head, side_stride, scales, TILING)
     lines: gl.constexpr = [TILING.lines, TILING.size]
     asked = gl.allocate_shared_memory(dtype, lines, TILE)
     pieces: gl.constexpr = TILING.lines // at_once
@@ -221,8 +240,9 @@ def _attend_part(
             turned_at = gl.minimum(position_of(row, placed, TILING), last_position)
             q_turns = turns(rotations, turned_at, norm_weight, TILING)
         asked.slice(piece * at_once, at_once).store(turned(q, q_turns, eps, TILING).to(dtype))
+    rings = (ring, operands, scales)
     top, total, attended = attend_tiles(
-        ring, asked, found, table, span, sides, placed, scale, window, TILING
+        rings, asked, found, table, span, sides, placed, scale, window, TILING
     )
     if active > 1:
         pair = request * TILING.kv_heads + kv_head

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from peagle.ops.triton.gluon import meet
 from peagle.ops.triton.hopper_attention.heads import position_of
+from peagle.ops.triton.hopper_attention.narrow import kept_of, numbers_of, widen
 from peagle.ops.triton.hopper_attention.tiling import TILE
 
 
@@ -37,35 +38,44 @@ def fetch_first(ring, table, span, sides, TILING: gl.constexpr):
 
 
 @gluon.jit
-def write_own(k, v, slot, kept, ring, sides, TILING: gl.constexpr):
-    """The rows' own keys and values, [own, size], into the cache and the ring's first places."""
-    of_head, side_stride = sides
+def write_own(k, v, slot, kept, operands, of_head, side_stride, scales, TILING: gl.constexpr):
+    """The rows' own keys and values, [own, size], into the cache and where products read a span's
+    first tile."""
     lane = gl.arange(0, TILING.size, gl.SliceLayout(0, TILING.rows))[None, :]
     at = of_head + (slot.to(gl.int64) * (TILING.kv_heads * TILING.size))[:, None] + lane
-    gl.store(at, k, mask=kept[:, None])
-    gl.store(at + side_stride, v, mask=kept[:, None])
+    if TILING.narrow:  # what all readers see is what is kept
+        k_scale, v_scale = scales
+        narrow: gl.constexpr = of_head.dtype.element_ty
+        k_kept, v_kept = kept_of(k, k_scale, narrow), kept_of(v, v_scale, narrow)
+        gl.store(at, k_kept, mask=kept[:, None])
+        gl.store(at + side_stride, v_kept, mask=kept[:, None])
+        k, v = numbers_of(k_kept, k_scale, k.dtype), numbers_of(v_kept, v_scale, v.dtype)
+    else:
+        gl.store(at, k, mask=kept[:, None])
+        gl.store(at + side_stride, v, mask=kept[:, None])
     # no share of what lies behind them, but zero times anything must be zero
     tile: gl.constexpr = [TILING.keys, TILING.size]
     layout: gl.constexpr = TILING.rows
-    ring.index(1).store(gl.zeros(tile, v.dtype, layout))
+    operands.index(1).store(gl.zeros(tile, v.dtype, layout))
     meet()
-    ring.index(0).slice(0, TILING.own).store(k)
-    ring.index(1).slice(0, TILING.own).store(v)
+    operands.index(0).slice(0, TILING.own).store(k)
+    operands.index(1).slice(0, TILING.own).store(v)
 
 
 @gluon.jit
 def attend_tiles(
-    ring, asked, found, table, span, sides, placed, scale, window, TILING: gl.constexpr
+    rings, asked, found, table, span, sides, placed, scale, window, TILING: gl.constexpr
 ):
     """The highest scores, sums of shares, [lines], and what rows draw, [lines, size], of a span.
 
     The highest scores are rounded up to whole numbers, as in `attention_parts.weighed`: a row's
     result hardly depends on which rows come with it, nor greedy text on drafts to verify.
 
-    asked: the queries in shared memory. found: slots of the tile that is next to be fetched.
+    rings: the ring, where products read if the cache is narrow, and its scales. asked: the queries
+    in shared memory. found: slots of the tile that is next to be fetched.
     placed: as of `position_of`. scale: of scores, for powers of two.
     """
-    given = (ring, asked, found, table, span, sides, placed, scale, window)
+    given = (rings, asked, found, table, span, sides, placed, scale, window)
     if TILING.by_rows:
         top, total, attended = _by_rows(given, TILING)
     else:
@@ -78,7 +88,8 @@ def attend_tiles(
 @gluon.jit
 def _by_rows(given, TILING: gl.constexpr):
     """Rows are the left operand: a warp has all keys of its own, and shares stay in registers."""
-    ring, asked, found, table, span, sides, placed, scale, window = given
+    rings, asked, found, table, span, sides, placed, scale, window = given
+    ring, _, _ = rings
     begin, end, _, _, _, _ = span
     lines: gl.constexpr = TILING.lines
     line_keys: gl.constexpr = [TILING.lines, TILING.keys]
@@ -97,8 +108,8 @@ def _by_rows(given, TILING: gl.constexpr):
     for tile in range(begin, end):
         half = 2 * (tile - begin)
         following = _slots(tile + TILING.ahead // 2 + 1, table, span, TILING)
-        keys, values = ring.index(half % TILING.places), ring.index((half + 1) % TILING.places)
         _arrived(TILING)  # these keys, and no warp still reads the values before them
+        keys, values = _operands(half, tile, rings, TILING)
         scores = gl.zeros(line_keys, gl.float32, layout)
         scores = warpgroup_mma(asked, keys.permute((1, 0)), scores, is_async=True)
         _fetch_behind_keys(half, ring, found, span, sides, TILING)
@@ -127,7 +138,8 @@ def _by_rows(given, TILING: gl.constexpr):
 @gluon.jit
 def _by_keys(given, TILING: gl.constexpr):
     """Keys are the left operand, so that few rows are few columns: warps share each row's sums."""
-    ring, asked, found, table, span, sides, placed, scale, window = given
+    rings, asked, found, table, span, sides, placed, scale, window = given
+    ring, _, _ = rings
     begin, end, _, _, _, _ = span
     lines: gl.constexpr = TILING.lines
     tile_lines: gl.constexpr = [TILING.keys, TILING.lines]
@@ -145,8 +157,8 @@ def _by_keys(given, TILING: gl.constexpr):
     for tile in range(begin, end):
         half = 2 * (tile - begin)
         following = _slots(tile + TILING.ahead // 2 + 1, table, span, TILING)
-        keys, values = ring.index(half % TILING.places), ring.index((half + 1) % TILING.places)
         _arrived(TILING)  # these keys, and no warp still reads the values before them
+        keys, values = _operands(half, tile, rings, TILING)
         scores = gl.zeros(tile_lines, gl.float32, layout)
         scores = warpgroup_mma(keys, asked.permute((1, 0)), scores, is_async=True)
         _fetch_behind_keys(half, ring, found, span, sides, TILING)
@@ -201,7 +213,7 @@ def _seen(scores, tile, position, row_position, ancestors, span, window, TILING:
     if TILING.tree:  # of their own tile's keys those of their ancestors
         bit = gl.minimum(gl.maximum(position - start, 0), 31)
         seen = seen & ((tile > 0) | ((ancestors >> bit) & 1 == 1))
-    else:
+    elif TILING.causal:
         seen = seen & (position <= row_position)
     if TILING.window:
         seen = seen & (position > row_position - window)
@@ -212,7 +224,7 @@ def _seen(scores, tile, position, row_position, ancestors, span, window, TILING:
 def _slots(tile, table, span, TILING: gl.constexpr):
     """Cache slots of a tile's older keys; those of the last key where there are no more."""
     _, end, _, _, older, skipped = span
-    key = gl.arange(0, TILING.keys, gl.SliceLayout(1, TILING.rows))
+    key = gl.arange(0, TILING.keys, gl.SliceLayout(1, TILING.fetched))
     position = gl.minimum((skipped + tile - 1) * TILING.keys + key, older - 1)
     wanted = (tile > 0) & (tile < end) & (key >= 0)
     return gl.load(table + position, mask=wanted, other=0).to(gl.int32)
@@ -224,6 +236,22 @@ def _arrived(TILING: gl.constexpr):
     async_copy.wait_group(TILING.ahead - 1 if TILING.crowded else TILING.ahead - 2)
     fence_async_shared()
     meet()
+
+
+@gluon.jit
+def _operands(half, tile, rings, TILING: gl.constexpr):
+    """Where products read a tile's keys and values."""
+    ring, wide, scales = rings
+    keys, values = ring.index(half % TILING.places), ring.index((half + 1) % TILING.places)
+    if TILING.narrow:
+        if tile > 0:  # a pass's own rows are there already
+            widen(keys, wide.index(0), scales[0], TILING)
+            widen(values, wide.index(1), scales[1], TILING)
+        fence_async_shared()
+        meet()
+        return wide.index(0), wide.index(1)
+    else:  # noqa: RET505 (Triton compiles one branch only, so there must be two)
+        return keys, values
 
 
 @gluon.jit
@@ -255,8 +283,8 @@ def _fetch(half, SIDE: gl.constexpr, ring, found, span, sides, TILING: gl.conste
     tile = begin + half // 2
     if (tile > 0) & (tile < end):
         of_head, side_stride = sides
-        lane = gl.arange(0, TILING.size, gl.SliceLayout(0, TILING.rows))[None, :]
-        at = of_head + (found.to(gl.int64) * (TILING.kv_heads * TILING.size))[:, None] + lane
+        lane = gl.arange(0, TILING.stored, gl.SliceLayout(0, TILING.fetched))[None, :]
+        at = of_head + (found.to(gl.int64) * (TILING.kv_heads * TILING.stored))[:, None] + lane
         async_copy.async_copy_global_to_shared(
             ring.index(half % TILING.places), at + SIDE * side_stride
         )

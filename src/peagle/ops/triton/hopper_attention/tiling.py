@@ -8,6 +8,8 @@ from peagle.ops.triton.gluon import digest
 
 TILE = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 """Layout of all operands in shared memory."""
+NARROW_TILE = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2)
+"""The same where lines have 64 bytes."""
 LEFT_LINES = 64
 """Lines of a product's left operand for each group of four warps."""
 LEAST_KEYS = 256
@@ -34,6 +36,12 @@ class Tiling:
     tree: bool
     """Whether a request's rows are a tree's, which see their ancestors alone."""
     settled: bool
+    causal: bool = True
+    """Whether a row sees no key behind its own."""
+    narrow: bool = False
+    """Whether the cache keeps E4M3, two in 16 bits."""
+    scaled: bool = False
+    """Whether those are in other units than 1."""
     source: str = digest(__file__)
 
     @property
@@ -72,6 +80,11 @@ class Tiling:
     def registers(self) -> int | None:
         """Most registers of a thread, so that four programs fit; None: the compiler's choice."""
         return 128 if self.crowded else None
+
+    @property
+    def stored(self) -> int:
+        """16 bits of the cache for a head."""
+        return self.size // 2 if self.narrow else self.size
 
     @property
     def parts_at_once(self) -> int:
@@ -113,8 +126,21 @@ class Tiling:
     @property
     def rows(self) -> gl.BlockedLayout:
         """Layout of [rows, size]: 16 bytes a thread."""
-        across = self.size // 8
+        return self._halves(self.size)
+
+    @property
+    def fetched(self) -> gl.BlockedLayout:
+        """The same of [keys, stored]."""
+        return self._halves(self.stored)
+
+    def _halves(self, columns: int) -> gl.BlockedLayout:
+        across = columns // 8
         return gl.BlockedLayout([1, 8], [32 // across, across], [self.warps, 1], [1, 0])
+
+    @property
+    def ring(self) -> gl.NVMMASharedLayout:
+        """Layout of [keys, stored] in the ring."""
+        return TILE if self.stored >= 64 else NARROW_TILE
 
     @property
     def sums(self) -> gl.BlockedLayout:

@@ -1,0 +1,56 @@
+"""Keys and values of a cache in E4M3, two in 16 bits: rounded for it, and widened for products."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def kept_of(x, scale, KIND: gl.constexpr):
+    """What a cache of type KIND keeps of numbers, in units of a scale."""
+    x = gl.minimum(gl.maximum(x.to(gl.float32) / scale, -448.0), 448.0)
+    return x.to(KIND)
+
+
+@gluon.jit
+def numbers_of(kept, scale, KIND: gl.constexpr):
+    """The numbers that a cache keeps, in type KIND."""
+    return (kept.to(gl.float32) * scale).to(KIND)
+
+
+@gluon.jit
+def widen(codes, into, scale, TILING: gl.constexpr):
+    """From a place of the ring, [keys, size / 2], to an operand of products, [keys, size]."""
+    layout: gl.constexpr = TILING.fetched
+    lower, upper = bfloat16_of(codes.load(layout))
+    wide = gl.reshape(gl.join(lower, upper), [TILING.keys, TILING.size])
+    if TILING.scaled:
+        wide = numbers_of(wide, scale, into.dtype)
+    into.store(wide)
+
+
+@gluon.jit
+def bfloat16_of(codes):
+    """The lower and the upper number of each 16 bits, as `widening.e4m3` finds them."""
+    return gl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 lower, rest, power, zero;
+        mov.b32 zero, 0x80008000;
+        mov.b32 power, 0x7B807B80;
+        shl.b32 lower, $2, 8;
+        shl.b32 rest, $2, 4;
+        and.b32 rest, rest, 0x07F007F0;
+        lop3.b32 lower, lower, 0x80008000, rest, 0xEA;
+        fma.rn.bf16x2 $0, lower, power, zero;
+        shr.u32 rest, $2, 4;
+        and.b32 rest, rest, 0x07F007F0;
+        lop3.b32 rest, $2, 0x80008000, rest, 0xEA;
+        fma.rn.bf16x2 $1, rest, power, zero;
+        }
+        """,
+        "=r,=r,r",
+        [codes],
+        dtype=(gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
