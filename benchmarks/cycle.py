@@ -23,9 +23,10 @@ from peagle.bench.case import Setup
 from peagle.bench.shapes import random_prompts
 from peagle.bench.synthetic import SyntheticWorkload
 from peagle.cli.script import run
-from peagle.config import SamplingParams
+from peagle.config import EngineConfig, KVCacheDType, SamplingParams
 from peagle.drafters.selector import SelectorConfig
 from peagle.engine.engine import Engine
+from peagle.engine.kv_cache import kv_dtype
 from peagle.engine_client.local import LocalEngine
 from peers import card
 from peers.trials import METHODS
@@ -110,6 +111,7 @@ def main(
     temperature: Annotated[float, typer.Option(help="Of all requests.", min=0.0)] = 0.0,
     concurrency: Annotated[str, typer.Option(help="Numbers of requests in flight.")] = "1,8,64",
     prompt_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 512,
+    kv_cache_dtype: Annotated[KVCacheDType, typer.Option(help="As of peagle serve.")] = "auto",
     steps: Annotated[int, typer.Option(help="Steps to time, and steps to profile.")] = 20,
     top: Annotated[int, typer.Option(help="Kernels to list.")] = 12,
     out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
@@ -125,6 +127,7 @@ def main(
         "drafts": drafts,
         "selector_rank": selector_rank,
         "sampled": temperature > 0,
+        "kv_cache_dtype": kv_cache_dtype,
     }
     about = begun(f"Captured cycles of {shape}, {method}, random weights", card.reading())
     with written(out, about, UNITS | {_column(part): "MB" for part in PARTS}) as write:
@@ -132,14 +135,18 @@ def main(
         torch.cuda.empty_cache()
         print(f"{torch.cuda.get_device_name()} reads {rate / TERA:.2f} TB/s")
         selector = SelectorConfig(selector_rank, CANDIDATES) if selector_rank else None
-        workload = SyntheticWorkload(shape, length, prompt_tokens, ROOM, selector=selector)
+        engine_config = EngineConfig(kv_cache_dtype=kv_cache_dtype)
+        workload = SyntheticWorkload(
+            shape, length, prompt_tokens, ROOM, engine_config, selector=selector
+        )
         setup = Setup(method, most, "fixed" if drafts is None else "auto")
         engine = cast(LocalEngine, workload.open(setup, max(levels)).engine).core
+        kv = kv_dtype(kv_cache_dtype, engine.target.embed.weight.dtype)
         if drafts is not None:
             always(engine, drafts)
         rows: list[Row] = []
         for level in levels:
-            cycle = measure(engine, level, prompt_tokens, temperature, steps, rate)
+            cycle = measure(engine, level, prompt_tokens, temperature, steps, rate, kv)
             told = "" if drafts is None else f", {drafts} drafts"
             print(f"\n{shape}, {method}, K = {most}{told}, {cycle.requests} in flight")
             print(breakdown(cycle, top), flush=True)
@@ -182,9 +189,18 @@ def _seconds(call: Callable[[], Any], repeats: int = 10) -> float:
 
 
 def measure(
-    engine: Engine, level: int, prompt_tokens: int, temperature: float, steps: int, rate: float
+    engine: Engine,
+    level: int,
+    prompt_tokens: int,
+    temperature: float,
+    steps: int,
+    rate: float,
+    kv: torch.dtype,
 ) -> Cycle:
-    """Bring requests to a steady state, time steps, then profile as many more."""
+    """Bring requests to a steady state, time steps, then profile as many more.
+
+    rate: bytes per second that the card reads; kv: the type of the caches.
+    """
     requests = start(engine, level, prompt_tokens, temperature)
     _step(engine, WARM_UP_STEPS)
     before = sum(request.computed for request in requests)
@@ -198,7 +214,7 @@ def measure(
         engine.abort(request.id)
     _step(engine, 1)
     model = None if engine.proposer is None else engine.proposer.needs.network
-    needed = cycle_bytes(engine.target, model, engine.k, level, positions)
+    needed = cycle_bytes(engine.target, model, engine.k, level, positions, kv)
     floor = sum(needed.values()) / rate
     return Cycle(level, positions, wall * MICRO, needed, floor * MICRO, kernels, reading)
 

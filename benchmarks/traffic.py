@@ -1,8 +1,9 @@
 """The bytes that a cycle must read in any implementation: a lower bound of its time."""
 
+import torch
 from torch import nn
 
-from peagle.drafters.kind import MTP, PEAGLE
+from peagle.drafters.kind import DFLASH, MTP, PEAGLE
 from peagle.drafters.network import Network
 from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.models.decoder import Decoder
@@ -19,19 +20,24 @@ PARTS = (
 
 
 def cycle_bytes(
-    target: Decoder, drafter: Network | None, k: int, requests: int, positions: int
+    target: Decoder,
+    drafter: Network | None,
+    k: int,
+    requests: int,
+    positions: int,
+    kv: torch.dtype | None = None,
 ) -> dict[str, int]:
     """Bytes of one cycle of `requests` that together hold `positions` cached tokens.
 
     Weights once per pass, and the keys and values of every position; without activations, the few
-    rows read of the embeddings, and writes.
+    rows read of the embeddings, and writes. kv: the type of the caches; None: the target's.
     """
-    dtype = target.embed.weight.dtype
+    dtype = kv or target.embed.weight.dtype
     each = {"target weights": target_bytes(target, requests * (k + 1))}
     each["target keys and values"] = positions * kv_bytes_per_token(target.spec, dtype)
     if drafter is None:
         return each
-    passes = 1 if drafter.config.kind is PEAGLE else k
+    passes = 1 if drafter.config.kind in (PEAGLE, DFLASH) else k
     again = bytes_of(*drafter.blocks, drafter.readout.norm, drafter.readout.head)
     once = bytes_of(drafter.fc) * (passes if drafter.config.kind is MTP else 1)
     shape = drafter.config.transformer

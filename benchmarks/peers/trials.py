@@ -14,7 +14,13 @@ from peagle.errors import InputError
 from peers.job import Job
 
 Side = Literal["peagle", "vllm"]
-METHODS = {"none": (0, 1.0), "peagle": (7, 3.94), "eagle3": (3, 2.6), "mtp": (3, 2.8)}
+METHODS = {
+    "none": (0, 1.0),
+    "peagle": (7, 3.94),
+    "eagle3": (3, 2.6),
+    "mtp": (3, 2.8),
+    "dflash": (15, 6.34),
+}
 """K and acceptance length where none are given."""
 DEFAULT = "qwen3-8b:none,qwen3-8b:peagle,qwen3-8b:eagle3,qwen3-30b-a3b:peagle"
 LOADED = 8

@@ -6,7 +6,8 @@ from random_engine import random_engine
 
 from peagle.bench import synthetic
 from peagle.bench.case import Setup
-from peagle.bench.shapes import SHAPES, weight_bytes
+from peagle.bench.random_weights import random_target
+from peagle.bench.shapes import SHAPES, random_block, shape_of, weight_bytes
 from peagle.bench.synthetic import DRAFT_LAYERS, SyntheticWorkload, require_room
 from peagle.config import EngineConfig
 from peagle.drafters.selector import SelectorConfig
@@ -33,6 +34,17 @@ def test_the_count_is_that_of_the_engines_weights(method: str):
         weights += engine.proposer.model.parameters()
     counted = weight_bytes("tiny", method, layers, torch.float32)
     assert counted == sum(value.nbytes for value in weights)
+
+
+def test_a_dflash_heads_own_weights_are_counted():
+    """Its embeddings and its head are the target's."""
+    shape = shape_of("tiny")
+    target = random_target(shape.target, torch.device("cpu"), torch.float32)
+    model = random_block(shape, target).model
+    assert model.readout.head is target.head
+    everything = {*target.parameters(), *model.parameters()}
+    counted = weight_bytes("tiny", "dflash", 0, torch.float32)
+    assert counted == sum(value.nbytes for value in everything)
 
 
 def test_a_published_size_has_about_the_parameters_of_its_name():

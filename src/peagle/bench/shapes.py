@@ -9,10 +9,13 @@ import torch
 from torch import nn
 
 from peagle.bench.random_weights import PLAIN, RandomWeights, Weights, target_bytes
+from peagle.drafters.checkpoint import EMBEDDINGS, HEAD, attach_shared
+from peagle.drafters.dflash import BlockConfig, BlockModel
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps, heads_like
 from peagle.drafters.mtp import MTPHead
+from peagle.drafters.network import Network
 from peagle.drafters.selector import SelectorConfig
 from peagle.errors import InputError
 from peagle.files import read_yaml
@@ -23,6 +26,8 @@ from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
 SIZES = Path(__file__).with_name("shapes.yaml")
 REDUCED_VOCABULARY = 32_000
 MASK_TOKEN = 151_643
+BLOCK_SIZE, BLOCK_LAYERS = 16, 5
+"""Of a DFlash head, as published ones for Qwen3-8B have them."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,33 @@ def random_mtp(target: Decoder, weights: Weights) -> Drafter:
     return drafter_for(model.to(like.device).eval())
 
 
+def random_block(shape: Shape, target: Decoder) -> Drafter:
+    """A DFlash head with random weights, and the target's embeddings and head."""
+    with torch.device("meta"):
+        model = BlockModel(block_config(shape), shape.target.max_length)
+    attach_shared(model, target, frozenset((EMBEDDINGS, HEAD)))
+    own, like = (model.fc, model.hidden_norm, model.layers, model.readout.norm), target.embed.weight
+    RandomWeights(like.device, like.dtype).fill(nn.ModuleList(own))
+    return drafter_for(model.to(like.device).eval())
+
+
+def block_config(shape: Shape) -> BlockConfig:
+    """A DFlash head of the target's widths."""
+    target = shape.target
+    heads = replace(heads_like(target), qk_norm=True, causal=False)
+    layer = LayerSpec(heads, MLPSpec(shape.draft_intermediate_size))
+    sizes = target.vocab_size, target.hidden_size
+    step = (len(target.layers) - 4) / (BLOCK_LAYERS - 1)
+    return BlockConfig(
+        transformer=DecoderSpec(*sizes, BLOCK_LAYERS * (layer,), max_length=target.max_length),
+        target_hidden_size=target.hidden_size,
+        taps=tuple(2 + round(index * step) for index in range(BLOCK_LAYERS)),
+        draft_vocab_size=target.vocab_size,
+        mask_token_id=min(MASK_TOKEN, target.vocab_size - 1),
+        block_size=BLOCK_SIZE,
+    )
+
+
 def draft_config(shape: Shape, parallel: bool, layers: int) -> DrafterConfig:
     """The drafter of a shape's target: a plain decoder with the heads of its first layer."""
     target = shape.target
@@ -104,13 +136,15 @@ def weight_bytes(name: str, method: str, layers: int, dtype: torch.dtype) -> int
 def _draft_parameters(shape: Shape, method: str, layers: int) -> int:
     if method == "none":
         return 0
-    if method == "mtp":
-        with torch.device("meta"):
-            target = Decoder(shape.target, max_length=1)
-        shared = {*target.parameters()}
-        return sum(p.numel() for p in MTPHead(target).parameters() if p not in shared)
-    model = _draft_model(shape, method == "peagle", layers, max_length=1)
-    return sum(value.numel() for value in model.parameters())
+    if method in ("peagle", "eagle3"):
+        model: Network = _draft_model(shape, method == "peagle", layers, max_length=1)
+        return sum(value.numel() for value in model.parameters())
+    with torch.device("meta"):
+        target = Decoder(shape.target, max_length=1)
+        model = MTPHead(target) if method == "mtp" else BlockModel(block_config(shape), 1)
+    attach_shared(model, target, frozenset((EMBEDDINGS, HEAD)))
+    shared = {*target.parameters()}
+    return sum(value.numel() for value in model.parameters() if value not in shared)
 
 
 def random_prompts(count: int, length: int, vocab_size: int, seed: int = 1) -> Sequence[list[int]]:

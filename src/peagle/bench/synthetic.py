@@ -10,6 +10,7 @@ from peagle.bench.case import Case, Setup
 from peagle.bench.load import Exchange
 from peagle.bench.random_weights import random_target
 from peagle.bench.shapes import (
+    random_block,
     random_drafter,
     random_mtp,
     random_prompts,
@@ -172,6 +173,8 @@ class SyntheticWorkload:
             return None
         if method == "mtp":
             return random_mtp(self._target, shape_of(self.shape).weights)
+        if method == "dflash":
+            return random_block(shape_of(self.shape), self._target)
         weight = self._target.embed.weight
         parallel, layers = method == "peagle", DRAFT_LAYERS[method]
         shape = replace(shape_of(self.shape), selector=self.selector)

@@ -13,7 +13,7 @@ from peagle.errors import InputError
 if TYPE_CHECKING:
     from peagle.bench.case import Case
     from peagle.bench.synthetic import SyntheticWorkload
-    from peagle.drafters.model import DrafterConfig
+    from peagle.drafters.network import HeadConfig
 
 
 class Synthetic(Flags):
@@ -41,9 +41,10 @@ class Synthetic(Flags):
             )
         return self
 
-    def drafters(self, methods: Sequence[str]) -> "dict[str, DrafterConfig]":
-        """The drafters of the shape. Raises `InputError` for an unknown one."""
-        from peagle.bench.shapes import draft_config, shape_of
+    def drafters(self, methods: Sequence[str]) -> "dict[str, HeadConfig]":
+        """The drafters of the shape that have sizes of their own. Raises `InputError` for an
+        unknown shape."""
+        from peagle.bench.shapes import block_config, draft_config, shape_of
         from peagle.bench.synthetic import DRAFT_LAYERS
 
         shape = shape_of(self.shape or "")
@@ -51,8 +52,10 @@ class Synthetic(Flags):
             raise InputError(f"shape {self.shape} has no head of its own; leave out mtp")
         return {
             method: draft_config(shape, method == "peagle", DRAFT_LAYERS[method])
-            for method in methods
             if method in DRAFT_LAYERS
+            else block_config(shape)
+            for method in methods
+            if method in ("dflash", *DRAFT_LAYERS)
         }
 
     def workload(

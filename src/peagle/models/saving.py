@@ -35,8 +35,8 @@ def save_target(
         for index, layer in enumerate(layers):
             rules = layer_rules(family, spec, index, "0")
             yield _tensors(nn.ModuleList([layer]), rules, quantization)
-        for module, rules in ((ends, end_rules(family, spec)), *heads):
-            yield _tensors(module, rules, quantization)
+        for module, of_module in ((ends, end_rules(family, spec)), *heads):
+            yield _tensors(module, of_module, quantization)
 
     write_shards(directory, parts(), len(spec.layers) + 1 + len(heads))
     text = json.dumps(values, indent=2) + "\n"
