@@ -117,15 +117,21 @@ class StructuredOutputs(Config):
     """One of these texts."""
     grammar: str | None = None
     """A grammar in Lark's notation, or in GBNF."""
+    structural_tag: dict[str, Any] | None = None
+    """What must follow certain texts, in either of vLLM's forms: `format`, or `structures` and
+    `triggers`."""
     strict: bool = False
     """Whether a schema with a keyword that no grammar can keep is refused; else the keyword is left
     out."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        kinds = (self.json_schema, self.json_object or None, self.regex, self.choice, self.grammar)
+        texts = self.regex, self.choice, self.grammar, self.structural_tag
+        kinds = (self.json_schema, self.json_object or None, *texts)
         if sum(kind is not None for kind in kinds) != 1:
-            raise ValueError("give exactly one of json, json_object, regex, choice and grammar")
+            raise ValueError(
+                "give exactly one of json, json_object, regex, choice, grammar and structural_tag"
+            )
         return self
 
 

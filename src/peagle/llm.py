@@ -41,6 +41,7 @@ from peagle.sandbox import in_sandbox
 from peagle.schema import kept_form
 from peagle.speculation import DraftTotals
 from peagle.stop_strings import StopStrings
+from peagle.structural_tag import lark_of
 from peagle.token_rules import ThoughtSpan, endings_of
 
 Prompt = str | Sequence[int]
@@ -118,14 +119,14 @@ class LLM:
         return find_dialect(self.tokenizer, self.chat_config)
 
     @functools.cached_property
-    def _added_tokens(self) -> tuple[str, ...]:
-        """Texts that are one token each, and no text to a grammar; added words are text to it."""
-        added = self.tokenizer.added_tokens_decoder.values()
-        return tuple(
-            token.content
-            for token in added
+    def _added_tokens(self) -> dict[str, int]:
+        """Ids of texts that are one token each, and no text to a grammar; added words are text."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        return {
+            token.content: n
+            for n, token in added
             if token.special or (token.content.startswith("<") and token.content.endswith(">"))
-        )
+        }
 
     @functools.cached_property
     def _special_tokens(self) -> dict[str, int]:
@@ -291,6 +292,8 @@ class LLM:
         tokens = self._truncated(self.encode(prompt, is_cut), params)
         self.engine.facts.check(tokens, params)
         wanted = params.structured_outputs
+        if wanted is not None and wanted.structural_tag is not None:
+            wanted = StructuredOutputs(grammar=lark_of(wanted.structural_tag, self._added_tokens))
         if wanted is not None:
             wanted = kept_form(wanted)
             refuse_added_tokens(wanted, self._added_tokens)

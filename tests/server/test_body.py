@@ -212,7 +212,6 @@ def test_what_clients_send_without_needing_it_is_taken_in_silence(
         ("echo", True),
         ("functions", [{"name": "f"}]),
         ("audio", {"voice": "x"}),
-        ("structured_outputs", {"structural_tag": "{}"}),
     ],
 )
 def test_what_would_change_the_answer_is_refused(name: str, value: Any):

@@ -62,10 +62,11 @@ IGNORED: Flags = {
     "peagle has nothing of the kind": """
     collect-detailed-traces=+ cudagraph-metrics custom-histogram-buckets= disable-fastapi-docs
     enable-layerwise-nvtx-tracing enable-logging-iteration-details enable-mfu-metrics
-    enable-offline-docs enable-per-request-metrics enable-tokenizer-info-endpoint
+    enable-offline-docs enable-tokenizer-info-endpoint
     fingerprint-mode=none fingerprint-value= kv-cache-metrics otlp-traces-endpoint=
     per-request-spec-decode-metrics=none profiler-config= reasoning-config=
     trust-request-chat-template""",
+    "a request that sends return_metrics gets them": "enable-per-request-metrics",
     "16 bits are bfloat16": "dtype~float16|half kv-cache-dtype~float16",
     "keys and values of all layers have one type": "kv-cache-dtype-skip-layers=+",
     "weights keep the format of their files": "quantization-config= quantization/-q=",

@@ -79,7 +79,7 @@ class Choices:
     def whole(self, done: Sequence[Completion]) -> Json:
         """The answer as one object."""
         choices = [
-            _explained(self._form.choice(index, completion), completion)
+            self._ended(self._form.choice(index, completion), completion)
             for index, completion in enumerate(done)
         ]
         told = {"choices": choices, "usage": usage(self._job, done)}
@@ -102,7 +102,7 @@ class Choices:
         choices = self._form.deltas(index, chunk)
         if chunk.completion is not None:
             *before, last = choices
-            choices = [*before, _explained(last, chunk.completion)]
+            choices = [*before, self._ended(last, chunk.completion)]
         for choice in choices:
             words: Json = {**self._head, "choices": [choice]}
             if self._body.return_token_ids:
@@ -124,6 +124,13 @@ class Choices:
         """The error in place of a delta."""
         return event(refusal.body.model_dump())
 
+    def _ended(self, choice: Json, done: Completion) -> Json:
+        """A choice with its times, if asked for, and why it ended with an error, where others did
+        not."""
+        times = {"metrics": _times(done)} if self._body.return_metrics else {}
+        failure = {} if done.failure is None else {"error": {"message": done.failure}}
+        return choice | times | failure
+
 
 def _add_ids(
     body: GenerationBody,
@@ -138,10 +145,19 @@ def _add_ids(
         (words if isinstance(body, ChatBody) else choice)["prompt_token_ids"] = prompt
 
 
-def _explained(choice: Json, completion: Completion) -> Json:
-    """A choice, and why it ended with an error, where others did not."""
-    failure = completion.failure
-    return choice if failure is None else {**choice, "error": {"message": failure}}
+def _times(done: Completion) -> Json:
+    """A choice's seed, and its times as vLLM measures them: in the queue, from there to the first
+    token, and between tokens."""
+    count, times = len(done.token_times), done.token_times or (done.queued,)
+    written, ran = times[-1] - times[0], times[-1] - done.queued
+    return {
+        "seed": done.seed,
+        "queue_time_ms": 1e3 * done.queued,
+        "time_to_first_token_ms": 1e3 * (times[0] - done.queued) if count else None,
+        "generation_time_ms": 1e3 * written if count else None,
+        "mean_itl_ms": 1e3 * written / (count - 1) if count > 1 else None,
+        "tokens_per_second": count / ran if ran > 0 else None,
+    }
 
 
 def usage(job: Job, done: Sequence[Completion]) -> Json:

@@ -75,7 +75,7 @@ class StructuredOutputsOptions(Body):
     regex: str | None = None
     choice: Items[str] | None = None
     grammar: str | None = None
-    structural_tag: Refused = None
+    structural_tag: Schema | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -98,12 +98,17 @@ class JSONSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's field: free text, any JSON object, or JSON that fits a schema."""
+    """OpenAI's field: free text, any JSON object, or JSON that fits a schema; and vLLM's tags."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JSONSchema | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     """The schema where `json_schema` is not given, as some servers take it."""
+    format: dict[str, Any] | None = None
+    """A structural tag's format, xgrammar's."""
+    structures: Items[dict[str, Any]] | None = None
+    triggers: Items[str] | None = None
+    """A structural tag in vLLM's older form."""
 
 
 class SharedBody(Body):
@@ -151,6 +156,8 @@ class GenerationBody(SharedBody):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Log-probabilities name tokens as `token_id:7`, which no two share."""
+    return_metrics: bool | None = None
+    """Each choice tells its times and its seed, under vLLM's names."""
     request_id: str | None = None
     """What the answer's id ends with."""
     priority: Integer | None = None

@@ -25,6 +25,8 @@ ALIASES = {
     "ebnf": "grammar",
 }
 """Other names of forms, vLLM's former ones and SGLang's."""
+TAG = {"format", "structures", "triggers"}
+"""What a structural tag of `response_format` consists of."""
 LENGTHS = ("min_tokens", "ignore_eos")
 """Fields without effect on an output that ends where its form is complete."""
 
@@ -92,6 +94,8 @@ def _forms(body: GenerationBody) -> Iterator[tuple[str, dict[str, Any] | None]]:
 def _response_form(asked: ResponseFormat | None) -> dict[str, Any] | None:
     if asked is None or asked.type == "text":
         return None
+    if asked.type == "structural_tag":
+        return {"structural_tag": asked.model_dump(include=TAG, exclude_none=True)}
     schema = asked.schema_ if asked.json_schema is None else asked.json_schema.schema_
     if asked.type == "json_object":
         return {"json_object": True} if schema is None else {"json": schema}
@@ -121,20 +125,21 @@ def _checked(values: dict[str, Any], limits: Limits, param: str) -> StructuredOu
             raise APIError(400, f"longer than {limits.grammar_length} characters", param)
     for schema in _schemas_within(values.get("grammar", "")):
         check_schema(schema, limits, param)
-    if isinstance(values.get("json"), str):
-        values["json"] = _parsed(values["json"], limits, param)
+    for name in ("json", "structural_tag"):
+        if isinstance(values.get(name), str):
+            values[name] = _parsed(name, values[name], limits, param)
     if "choice" in values:
         values["choice"] = tuple(values["choice"])
     return StructuredOutputs(**values)
 
 
-def _parsed(text: str, limits: Limits, param: str) -> Any:
+def _parsed(name: str, text: str, limits: Limits, param: str) -> Any:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError):
-        raise APIError(400, "json is not valid JSON", param) from None
+        raise APIError(400, f"{name} is not valid JSON", param) from None
     if not isinstance(schema, dict):
-        raise APIError(400, "json must be an object", param)
+        raise APIError(400, f"{name} must be an object", param)
     check_schema(schema, limits, param)
     return schema
 
