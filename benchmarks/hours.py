@@ -18,13 +18,12 @@ import typer
 from peagle.bench.random_weights import PLAIN, Weights, target_bytes
 from peagle.bench.shapes import shape_of
 from peagle.cli.script import run
-from peagle.drafters.model import DraftModel
 from peagle.models.decoder import Decoder
 from peagle.models.loading import Stored
 from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
 from peagle.train.conversations import Summary
 from peagle.train.feature_cache import cache_bytes
-from peagle.train.initial import choose_trained, drafter_config
+from peagle.train.initial import choose_trained, drafter_config, new_head
 from peagle.train.packing import Document, pack
 from peagle.train.plan import Forecast, in_products
 from peagle.train.prepare import Preflight
@@ -76,7 +75,7 @@ class Case:
         teacher = Teacher(Path(), self.target, own=True)
         with torch.device("meta"):
             multiplied = in_products(Decoder(self.target, 1).layers)
-            model = DraftModel(config, 1).to(torch.bfloat16)
+            model = new_head(config, 1).to(torch.bfloat16)
         choose_trained(recipe, model)
         summary = Summary(len(documents), rows.tokens.numel(), 0, 0, 0, 0)
         ready = Preflight(recipe, teacher, config, rows, rows, summary, {})

@@ -148,7 +148,7 @@ class Run:
 
 def tiny_recipe(targets: dict[str, Target], answers: Path, output: Path, **changes: Any) -> Recipe:
     """A run of a few seconds."""
-    parallel = changes.get("method", "peagle") == "peagle"
+    parallel = changes.get("method") != "eagle3"
     values: dict[str, Any] = {
         "target": str(targets["easy"].directory),
         "data": (str(answers),),

@@ -26,7 +26,8 @@ def visibilities(draw: st.DrawFn):
     batch = draw(batches())
     generator = torch.Generator().manual_seed(draw(st.integers(0, 5)))
     elements = sample_chains(batch, depth_shares(4, 0.7, 0.0), generator).deeper()
-    own = torch.arange(len(elements)) - elements.depths + 1
+    until = torch.arange(len(elements))
+    own = until - elements.depths + 1, until
     visibility = Visibility(len(batch), batch.starts[elements.anchors], elements.anchors, own)
     return batch, elements, visibility
 

@@ -21,6 +21,7 @@ from peagle.train.prepare import prepare
 CHANGES = [
     {},
     {"method": "eagle3"},
+    {"method": "dflash"},
     {"optimizer": "muon", "num_hidden_layers": 2, "qk_norm": False},
     {"draft_vocab_size": 40, "train_head": False},
 ]
@@ -209,6 +210,8 @@ def test_the_recipe_with_what_the_run_takes_for_it(recipe_for, tmp_path: Path):
         "draft_vocab_size": 96,
         "taps": (1, 2),
         "train_embeddings": False,
+        "train_head": True,
+        "depth_decay": 1.0,
         "device": "cpu",
         "elements_per_segment": 6144,
     }
@@ -294,3 +297,21 @@ def test_every_parameter_has_its_part():
     parts = {name: part_of(name) for name, _ in tiny.random_drafter(config).named_parameters()}
     assert {parts[name] for name in parts if "norm" in name and "readout" not in name} >= {"fc"}
     assert set(parts.values()) == {"embeddings", "fc", "layers", "head"}
+
+
+def test_a_step_of_blocks_by_hand(recipe_for, tmp_path: Path):
+    """Nine anchors among 12 tokens, each with a block of 4 rows; the context makes keys and
+    values, and go through no layer."""
+    sizes = {"num_speculative_tokens": 3, "rows_per_step": 1, "row_length": 12}
+    recipe = recipe_for(tmp_path / "out", method="dflash", num_hidden_layers=2, **sizes)
+    rows = pack([Document.answered(tuple(range(12)), 3)], 12)
+    plan = dataclasses.replace(Forecast.of(recipe), training=rows, validation=rows)
+    assert plan.step.loss_elements == (9, 8, 7)
+    assert plan.step.deeper == plan.through == 9 * 4
+    assert plan.step.largest_segment == 9 * 4
+    layer, qkv = 64 * 128 + 64 * 64 + 3 * 64 * 128, 64 * 128
+    products = 6 * 2 * (9 * 4 * layer + 12 * qkv)
+    pairs = on_gpu(plan).step.draft_pairs
+    assert pairs == 4 * sum(range(2, 11)) + 9 * sum(range(1, 5))
+    features = 4 * 12 * 3 * 64 * 64
+    assert on_gpu(plan).operations()["draft layers"] == products + 12 * 2 * 64 * pairs + features

@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,19 @@ def test_who_shares_the_targets_embeddings(tmp_path: Path):
 
 def test_a_recipe_that_repeats_defaults_is_the_same(tmp_path: Path):
     """As the one that is written beside a run does."""
-    for text in (ENOUGH, EAGLE3):
+    for text in (ENOUGH, EAGLE3, DFLASH):
         recipe = load(tmp_path, text)
         assert load(tmp_path, yaml.safe_dump(recipe.model_dump(mode="json"))) == recipe
+
+
+def test_dflash_shares_what_is_the_targets_and_weighs_rows_by_their_place(tmp_path: Path):
+    recipe = load(tmp_path, DFLASH, "num_speculative_tokens=15")
+    assert recipe.shares_embeddings
+    assert not recipe.trains_head
+    assert recipe.decay == pytest.approx(math.exp(-1 / 7))
+    assert load(tmp_path, DFLASH, "depth_decay=1", "train_head=true").decay == 1
+    assert load(tmp_path, ENOUGH).decay == 1
+    assert load(tmp_path, ENOUGH).trains_head
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (10, 5), (50, 25), (51, 50)])
@@ -54,6 +65,7 @@ def test_the_repositorys_recipes_are_valid():
     assert methods == {"peagle", "eagle3"}
 
 
+DFLASH = ENOUGH + "method: dflash\n"
 SELECTOR = ENOUGH + "initial_drafter: d\ntrain: selector\n"
 BAD = [
     ("steps: [", (), "cannot be read as YAML"),
@@ -74,6 +86,13 @@ BAD = [
     (SELECTOR, ("loss=tv", "train_head=false"), "makes no use of loss, train_head; leave that out"),
     (SELECTOR, ("num_speculative_tokens=1",), "train selector needs num_speculative_tokens above"),
     (EAGLE3, ("elements_per_segment=8",), "eagle3 makes no use of elements_per_segment"),
+    (DFLASH, ("mask_token_id=null",), "dflash needs mask_token_id"),
+    (
+        DFLASH,
+        ("cod_ratio=0.7", "qk_norm=false"),
+        "dflash makes no use of cod_ratio, qk_norm; leave",
+    ),
+    (ENOUGH, ("anchors=8",), "method peagle makes no use of anchors; leave that out"),
     (ENOUGH, ("cod_ratio=1.5",), "cod_ratio: "),
     (ENOUGH, ("cod_ratio=0",), "cod_ratio: "),
     (ENOUGH, ("num_speculative_tokens=0",), "num_speculative_tokens: "),

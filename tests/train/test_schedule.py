@@ -38,3 +38,14 @@ def test_eagle3_drops_nothing():
     plain = {"method": "eagle3", "mask_token_id": None, "num_speculative_tokens": 3}
     assert schedule(**plain).shares == [1.0, 1.0, 1.0]
     assert schedule(num_speculative_tokens=3, cod_ratio=0.5).shares == [1.0, 0.5, 0.25]
+
+
+def test_dflash_draws_whole_blocks_behind_some_anchors():
+    """Of all of a step's rows, however many tokens each has."""
+    plain = {"method": "dflash", "num_speculative_tokens": 3, "rows_per_step": 4}
+    plan = schedule(**plain, anchors=2)
+    for step in range(3):
+        lengths = torch.cat([chains.lengths for chains in plan.chains(step)])
+        assert (lengths > 0).sum() == 8
+    assert plan.shares == [1.0, 1.0, 1.0]
+    assert (torch.cat([c.lengths for c in schedule(**plain).chains(0)]) > 0).sum() == 4 * 10

@@ -101,6 +101,7 @@ def block_config(shape: Shape) -> BlockConfig:
         draft_vocab_size=target.vocab_size,
         mask_token_id=min(MASK_TOKEN, target.vocab_size - 1),
         block_size=BLOCK_SIZE,
+        target_layers=len(target.layers),
     )
 
 

@@ -101,7 +101,7 @@ def _elements(plan: "Forecast") -> Iterable[Row]:
     for depth, (share, count) in enumerate(zip(plan.shares, plan.step.loss_elements, strict=True)):
         yield str(depth), f"{share:.3f}", f"{count:,}"
     yield "in the loss", "", f"{sum(plan.step.loss_elements):,}"
-    yield "through the layers", "", f"{plan.step.tokens + plan.step.deeper:,}"
+    yield "through the layers", "", f"{plan.through:,}"
 
 
 def _parameters(plan: "Forecast") -> Iterable[Row]:

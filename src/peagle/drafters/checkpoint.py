@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,10 +25,9 @@ from peagle.drafters.correction import (
     selector_rules,
     selector_tensors,
 )
-from peagle.drafters.dflash import BlockModel
 from peagle.drafters.kind import PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, DraftModel
-from peagle.drafters.network import HeadConfig, Network
+from peagle.drafters.network import HeadConfig, HeadNetwork, Network
 from peagle.drafters.quantization import quantize
 from peagle.drafters.vocabulary import doubts, membership
 from peagle.errors import InputError
@@ -226,7 +226,7 @@ def head_for_drafts(target: Ends) -> Linear:
     return head
 
 
-def attach_vocabulary(model: DraftModel | BlockModel, tensors: Mapping[str, Tensor]) -> None:
+def attach_vocabulary(model: HeadNetwork, tensors: Mapping[str, Tensor]) -> None:
     """Give a drafter its map to target ids. Raises `InputError` when d2t is missing or wrong."""
     d2t = tensors.get(D2T)
     if not model.config.reduced_vocabulary:
@@ -270,23 +270,29 @@ def save_drafter(
     shared: names of tensors to leave out, because the target's are used.
     """
     with replacing_directory(directory) as fresh:
-        tensors = {name: value.to(dtype) for name, value in _file_tensors(model, shared).items()}
-        tensors.update(_vocabulary_tensors(model))
-        save_tensors(fresh / "model.safetensors", tensors)
-        text = json.dumps(config_json(model.config, dtype), indent=2) + "\n"
-        (fresh / "config.json").write_text(text, encoding="utf-8")
+        tensors = disassemble(model, drafter_rules(model.config, shared))
+        if MASK_HIDDEN in tensors:
+            tensors[MASK_HIDDEN] = tensors[MASK_HIDDEN].view(1, -1)
+        write_network(fresh, model, tensors, config_json(model.config, dtype), dtype)
         if model.readout.selector is not None:
             save_selector(fresh, model.readout.selector, model.config, dtype)
 
 
-def _file_tensors(model: DraftModel, shared: frozenset[str]) -> dict[str, Tensor]:
-    tensors = disassemble(model, drafter_rules(model.config, shared))
-    if MASK_HIDDEN in tensors:
-        tensors[MASK_HIDDEN] = tensors[MASK_HIDDEN].view(1, -1)
-    return tensors
+def write_network(
+    directory: Path,
+    model: HeadNetwork,
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+) -> None:
+    """Write a network's tensors, in a dtype, its vocabulary, and its `config.json`."""
+    stored = {name: value.to(dtype) for name, value in tensors.items()}
+    save_tensors(directory / "model.safetensors", stored | _vocabulary_tensors(model))
+    text = json.dumps(config, indent=2) + "\n"
+    (directory / "config.json").write_text(text, encoding="utf-8")
 
 
-def _vocabulary_tensors(model: DraftModel) -> dict[str, Tensor]:
+def _vocabulary_tensors(model: HeadNetwork) -> dict[str, Tensor]:
     if not model.config.reduced_vocabulary:
         return {}
     kept = model.readout.vocabulary.cpu()

@@ -226,11 +226,27 @@ def config_problems(
 
 def config_json(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
     """`config.json` in vLLM's raw layout."""
-    shape, attention, mlp = config.transformer, config.attention, config.mlp
-    model_type = "qwen3" if attention.qk_norm else "llama"
     values: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[model_type]],
-        "model_type": model_type,
+        "architectures": [ARCHITECTURES["qwen3" if config.attention.qk_norm else "llama"]],
+        **layers_json(config, dtype),
+        TAPS_KEY: list(config.taps),
+        "num_aux_hidden_states": len(config.taps),
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        "num_speculative_tokens": config.trained_tokens,
+    }
+    if config.kind is PEAGLE:
+        values.update(pard_token=config.mask_token_id, ptd_token_id=config.mask_token_id)
+    return values
+
+
+def layers_json(config: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """The keys of a head's sizes, in any layout."""
+    shape, attention, mlp = config.transformer, config.attention, config.mlp
+    values: dict[str, Any] = {
+        "model_type": "qwen3" if attention.qk_norm else "llama",
         "vocab_size": shape.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
         "hidden_size": shape.hidden_size,
@@ -248,16 +264,7 @@ def config_json(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
         "mlp_bias": mlp.bias,
         "tie_word_embeddings": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        TAPS_KEY: list(config.taps),
-        "num_aux_hidden_states": len(config.taps),
-        "norm_before_residual": config.norm_before_residual,
-        "norm_before_fc": config.norm_before_fc,
-        "fc_norm": config.fc_norm,
-        "norm_output": config.norm_output,
-        "num_speculative_tokens": config.trained_tokens,
     }
-    if config.kind is PEAGLE:
-        values.update(pard_token=config.mask_token_id, ptd_token_id=config.mask_token_id)
     widths = [each.window for each in shape.attention.values()]
     if any(widths):
         values["layer_types"] = [FULL if width is None else SLIDING for width in widths]

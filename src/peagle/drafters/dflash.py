@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.kind import DFLASH, Kind
-from peagle.drafters.network import HeadConfig, Network
+from peagle.drafters.model import LayerCall, call_plainly
+from peagle.drafters.network import HeadConfig, HeadNetwork
 from peagle.drafters.proposer import ProposerRows
 from peagle.drafters.readout import Readout
 from peagle.models.decoder import Attend, Attention, DecoderLayer
@@ -55,6 +56,8 @@ class BlockConfig(HeadConfig):
 
     block_size: int
     """Rows of the blocks that it was trained for: the newest token's and K mask tokens'."""
+    target_layers: int
+    """How many layers its target has, which its files say, too."""
     embedding_scale: float = 1.0
     """What embeddings are multiplied by."""
     logit_scale: float = 1.0
@@ -127,7 +130,9 @@ class BlockLayer(DecoderLayer):
         self.attention_conv = None if conv is None else BlockConv(conv, hidden_size)
         self.mlp_conv = None if conv is None else BlockConv(conv, hidden_size)
 
-    def over(self, x: Tensor, context: Tensor, rows: BlockRows, index: int, mix: Mix) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, rows: BlockRows, index: int, mix: Mix
+    ) -> Tensor:
         """The residual stream after the layer, which is the `index`th.
 
         x, context: [rows, hidden_size] the stream, which means something for blocks, and features,
@@ -151,7 +156,7 @@ def _around(
     return conv.mixed(sublayer(conv.mixed(x, weights[:, 0], rows)), weights[:, 1], rows)
 
 
-class BlockModel(Network):
+class BlockModel(HeadNetwork):
     """A DFlash head with a directory of its own; embeddings and head are mostly the target's."""
 
     config: BlockConfig
@@ -211,35 +216,38 @@ class BlockModel(Network):
         positions: Tensor,
         attend: Attend,
     ) -> Tensor:
-        """As `Network`, of known positions alone."""
-        nowhere = features.new_empty(0, 0, dtype=torch.int64)
-        return self._attended(features, positions, attend, nowhere)
+        """As `Network`, of known positions alone: their keys and values are all that is read."""
+        rotation = rotation_at(self.rotations, positions)
+        for index, layer in enumerate(self.blocks):
+            layer.attention(features, rotation, index, attend, positions[:0])
+        return features
 
     def with_slots(
-        self, rows: tuple[Tensor, Tensor, Tensor], attend: Attend, slots: Tensor
+        self,
+        rows: tuple[Tensor, Tensor, Tensor],
+        attend: Attend,
+        slots: Tensor,
+        call: LayerCall = call_plainly,
     ) -> Tensor:
         """As `Network`: a block begins with the row of its own token."""
         tokens, features, positions = rows
         anchors = self.embedded(tokens.index_select(0, slots[:, 0])).to(features.dtype)
         x = features.index_copy(0, slots[:, 0], anchors)
-        return self._attended(x, positions, attend, slots)
-
-    def _attended(self, x: Tensor, positions: Tensor, attend: Attend, slots: Tensor) -> Tensor:
         rotation = rotation_at(self.rotations, positions)
 
         def mix(index: int, attention: Attention, x: Tensor) -> Tensor:
             added: Tensor = attention(x, rotation, index, attend)
             return added
 
-        return self.over(x, slots, mix)
+        return self.over(x, slots, mix, call)
 
-    def over(self, x: Tensor, slots: Tensor, mix: Mix) -> Tensor:
+    def over(self, x: Tensor, slots: Tensor, mix: Mix, call: LayerCall = call_plainly) -> Tensor:
         """Run the layers. x: [rows, hidden_size] features of known positions and embeddings of the
         blocks' rows, which stand at `slots` [requests, block rows]. Returns the blocks' stream, and
         something for known positions."""
         rows, context = BlockRows.of(len(x), slots), x
         for index, layer in enumerate(self.blocks):
-            x = layer.over(x, context, rows, index, mix)
+            x = call(layer, x, context, rows, index, mix)
         return x
 
     def feedback(self, hidden: Tensor) -> Tensor:

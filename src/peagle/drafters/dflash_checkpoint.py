@@ -18,16 +18,19 @@ from peagle.drafters.checkpoint import (
     attach_shared,
     attach_vocabulary,
     shared_tensors,
+    write_network,
 )
-from peagle.drafters.config_file import SPECULATORS, config_problems, draft_windows
+from peagle.drafters.config_file import SPECULATORS, config_problems, draft_windows, layers_json
 from peagle.drafters.correction import selector_rules
 from peagle.drafters.dflash import BlockConfig, BlockModel, ConvSpec
 from peagle.drafters.quantization import quantize
 from peagle.drafters.selector import SelectorConfig
 from peagle.errors import InputError
-from peagle.models.decoder import Decoder
+from peagle.files import replacing_directory
+from peagle.models.ends import Ends
 from peagle.models.families import qwen3
 from peagle.models.families.config import (
+    FULL,
     architecture_of,
     num_layers,
     reading,
@@ -39,6 +42,7 @@ from peagle.models.weights import (
     TensorRule,
     about,
     assemble,
+    disassemble,
     mismatches,
     read_json,
     read_tensors,
@@ -66,6 +70,8 @@ NEOX = "is_neox_style", "rope_is_neox_style"
 BLOCK = 16
 """Rows of a block where nothing is said."""
 OF_SELECTOR = re.compile(r"(candidate_selector\.\w+)\.weight")
+OF_PROJECTION = re.compile(r"(candidate_selector\.hidden_projection)$")
+"""Its one tensor whose published name ends in `weight`."""
 Values = Mapping[str, Any]
 
 
@@ -115,6 +121,7 @@ def _config(values: Values, target: DecoderSpec) -> BlockConfig:
         draft_vocab_size=drafted,
         mask_token_id=int(own["mask_token_id"]),
         block_size=block,
+        target_layers=len(target.layers),
         embedding_scale=float(own.get("input_embedding_scale") or 1.0),
         logit_scale=float(own.get("output_multiplier") or 1.0),
         logit_softcap=own.get("final_logit_softcapping"),
@@ -237,9 +244,21 @@ def block_problems(
 
 
 def load_dflash(
-    directory: Path, target: Decoder, quantization: DrafterFormat | None = None
+    directory: Path, target: Ends, quantization: DrafterFormat | None = None
 ) -> BlockModel:
-    """A head ready for inference, rounded if asked. Raises `InputError` naming every problem."""
+    """A head ready for inference, rounded if asked. Otherwise as `read_dflash`."""
+    model = read_dflash(directory, target).requires_grad_(False).eval()
+    if quantization is not None:
+        quantize(model)
+    pack(model)
+    return model
+
+
+def read_dflash(directory: Path, target: Ends, max_length: int | None = None) -> BlockModel:
+    """A head, which shares with its target what its own file leaves out.
+
+    max_length: as of `read_drafter`. Raises `InputError` naming every problem.
+    """
     if not is_dflash(directory):
         raise InputError(f"{directory} is no DFlash head; give method eagle3")
     config, tensors = (
@@ -249,15 +268,51 @@ def load_dflash(
     if problems := block_problems(config, target.spec, tensors):
         raise InputError(f"{directory} does not fit its target: " + "; ".join(problems))
     with torch.device("meta"):
-        model = BlockModel(config, target.max_length)
+        model = BlockModel(config, max_length or target.max_length)
     shared = shared_tensors(config, target.spec, tensors)
     attach_shared(model, target, shared)
     dtype, device = target.embed.weight.dtype, target.embed.weight.device
     with about(directory):
         assemble(model, block_rules(config, shared), tensors, (D2T, T2D), dtype, device)
         attach_vocabulary(model, tensors)
-    model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
-    if quantization is not None:
-        quantize(model)
-    pack(model)
-    return model
+    return model.to(device=device, dtype=dtype)
+
+
+def save_dflash(
+    directory: Path,
+    model: BlockModel,
+    dtype: torch.dtype = torch.bfloat16,
+    shared: frozenset[str] = frozenset(),
+) -> None:
+    """Write a head's directory in z-lab's layout. Otherwise as `save_drafter`."""
+    tensors = disassemble(model, block_rules(model.config, shared))
+    named = {OF_PROJECTION.sub(r"\1.weight", name): value for name, value in tensors.items()}
+    with replacing_directory(directory) as fresh:
+        write_network(fresh, model, named, block_json(model.config, dtype), dtype)
+
+
+def block_json(config: BlockConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """A head's `config.json` in z-lab's layout."""
+    layers, conv, selector = config.transformer.attention.values(), config.conv, config.selector
+    own = {
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token_id,
+        "target_layer_ids": [tap - 1 for tap in config.taps],
+        "input_embedding_scale": config.embedding_scale,
+        "output_multiplier": config.logit_scale,
+        "final_logit_softcapping": config.logit_softcap,
+    }
+    if conv is not None:
+        own |= {"conv_kernel_size": conv.taps, "conv_group_size": conv.group}
+    if selector is not None:
+        own |= {"selector_rank": selector.rank, "selector_top_k": selector.candidates}
+    values = {
+        "architectures": [ARCHITECTURES[conv is not None]],
+        "layer_types": [FULL] * len(layers),
+        "num_target_layers": config.target_layers,
+        **layers_json(config, dtype),
+        NESTED: own,
+    }
+    if any(each.causal != (each.window is not None) for each in layers):
+        values["is_causal"] = config.attention.causal  # of all layers, or no file had said it
+    return values

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from peagle.drafters.kind import EAGLE3, PEAGLE, Kind
-from peagle.drafters.network import HeadConfig, Network
+from peagle.drafters.network import HeadConfig, HeadNetwork
 from peagle.drafters.readout import Readout
 from peagle.models.decoder import MLP, Attend, Attention, DecoderLayer
 from peagle.models.ends import Embedding
-from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
+from peagle.models.spec import AttentionSpec, DecoderSpec
 from peagle.ops.cycle_state import FirstNorms
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
@@ -51,23 +51,6 @@ class DrafterConfig(HeadConfig):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
-
-    @property
-    def layer(self) -> LayerSpec:
-        """What every draft layer is but for its window; the first one's attention reads twice the
-        width."""
-        return self.transformer.layers[0]
-
-    @property
-    def attention(self) -> AttentionSpec:
-        """Its attention, whose window is the first layer's."""
-        return self.transformer.attention[0]
-
-    @property
-    def mlp(self) -> MLPSpec:
-        """Its MLP: no drafter has experts."""
-        assert isinstance(self.layer.feed_forward, MLPSpec)
-        return self.layer.feed_forward
 
     @property
     def kind(self) -> Kind:
@@ -134,7 +117,7 @@ class FirstLayer(nn.Module):
         return x + self.mlp(self.post_norm(x))
 
 
-class DraftModel(Network):
+class DraftModel(HeadNetwork):
     """A drafter with a directory of its own."""
 
     config: DrafterConfig

@@ -12,7 +12,7 @@ from peagle.drafters.readout import Readout
 from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.models.decoder import Attend
 from peagle.models.ends import Embedding
-from peagle.models.spec import DecoderSpec
+from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops.cycle_state import FirstNorms
 from peagle.ops.linear import Linear
 from peagle.ops.products.normed import Normed
@@ -60,6 +60,23 @@ class HeadConfig(NetworkConfig):
     """The mask slots' token; None where a network has no mask slots."""
     selector: SelectorConfig | None = field(default=None, kw_only=True)
     """What corrects drafts by the draft before; None: they stay as they are."""
+
+    @property
+    def layer(self) -> LayerSpec:
+        """What every draft layer is but for its window; the first one's attention may read twice
+        the width."""
+        return self.transformer.layers[0]
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """Its attention, whose window is the first layer's."""
+        return self.transformer.attention[0]
+
+    @property
+    def mlp(self) -> MLPSpec:
+        """Its MLP: no drafter has experts."""
+        assert isinstance(self.layer.feed_forward, MLPSpec)
+        return self.layer.feed_forward
 
     @property
     def reduced_vocabulary(self) -> bool:
@@ -129,3 +146,9 @@ class Network(nn.Module, ABC):
     @abstractmethod
     def feedback(self, hidden: Tensor) -> Tensor:
         """The feature of a draft's row: of the stream [rows, hidden_size] that drafted it."""
+
+
+class HeadNetwork(Network):
+    """A network with a directory of its own."""
+
+    config: HeadConfig

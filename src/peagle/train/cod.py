@@ -52,6 +52,10 @@ class Chains:
             if len(part):
                 yield part
 
+    def blocks(self, rows: int) -> "Chains":
+        """The same anchors, each with `rows` elements deeper than 0."""
+        return Chains((self.lengths > 0) * (rows + 1))
+
     def padded(self, length: int) -> "Chains":
         """The same for a batch padded to `length` tokens; no element is in the padding."""
         return Chains(torch.cat((self.lengths, self.lengths.new_zeros(length - len(self.lengths)))))
@@ -98,18 +102,21 @@ def depth_shares(depths: int, ratio: float, floor: float) -> list[float]:
     return [max(ratio**depth, floor) if depth else 1.0 for depth in range(depths)]
 
 
-def sample_chains(batch: Batch, shares: list[float], generator: torch.Generator) -> Chains:
+def sample_chains(
+    batch: Batch, shares: list[float], generator: torch.Generator, most: int | None = None
+) -> Chains:
     """Draw how deep each anchor goes; chains stay within a document's response.
 
     Every anchor gets one random rank and keeps depth d when the rank is within that depth's share,
-    so (a, d) always has (a, d - 1).
+    so (a, d) always has (a, d - 1). most: the largest number of anchors; None: any.
     """
     reach = reaches(batch)
     startable = (reach > 0).nonzero().flatten()
     rank = torch.randperm(len(startable), generator=generator)
     drawn = torch.zeros_like(rank)
     for share in shares:
-        drawn += rank < math.ceil(len(startable) * share)
+        kept = math.ceil(len(startable) * share)
+        drawn += rank < (kept if most is None else min(kept, most))
     lengths = torch.zeros_like(reach)
     lengths[startable] = torch.minimum(drawn, reach[startable])
     return Chains(lengths)

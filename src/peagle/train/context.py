@@ -16,15 +16,14 @@ class Shared:
     keys: list[Tensor]
     """Each layer's: [length, kv_heads, head_dim]."""
     values: list[Tensor]
-    mask_embedding: Tensor
-    """[1, hidden_size]"""
-    mask_feature: Tensor
-    """[1, hidden_size]: `mask_hidden` after `fc`."""
+    slot: list[Tensor]
+    """What is learned of a mask slot's input, [1, hidden_size] each: P-EAGLE's embedding and
+    feature, which is `mask_hidden` after `fc`."""
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All keys, all values, then a mask slot's embedding and feature."""
-        return [*self.keys, *self.values, self.mask_embedding, self.mask_feature]
+        """All keys, all values, then a mask slot's."""
+        return [*self.keys, *self.values, *self.slot]
 
     def rows(self, layer: int, which: slice) -> tuple[Tensor, Tensor]:
         """A layer's keys and values of some tokens."""
@@ -43,9 +42,10 @@ class Borrowed(Shared):
         """A detached copy to which nothing is owed yet."""
         owed = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in shared.tensors]
         leaves = [t.detach().requires_grad_(t.requires_grad) for t in shared.tensors]
-        layers = len(shared.keys)
-        embedding, feature = (_Read.apply(leaves[i], owed[i], WHOLE) for i in (-2, -1))
-        return cls(leaves[:layers], leaves[layers:-2], embedding, feature, owed)
+        layers, last = len(shared.keys), 2 * len(shared.keys)
+        rest = zip(leaves[last:], owed[last:], strict=True)
+        slot = [_Read.apply(leaf, sums, WHOLE) for leaf, sums in rest]
+        return cls(leaves[:layers], leaves[layers:last], slot, owed)
 
     def gradients(self, shared: Shared) -> tuple[list[Tensor], list[Tensor]]:
         """The tensors of `shared` that need gradients, and those owed to them, in their dtype."""

@@ -3,14 +3,18 @@
 import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from peagle.drafters.checkpoint import read_drafter
 from peagle.drafters.config_file import config_problems, read_drafter_config
+from peagle.drafters.dflash import BlockConfig, BlockModel
+from peagle.drafters.dflash_checkpoint import is_dflash, read_block_config, read_dflash
 from peagle.drafters.kind import PEAGLE
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps, heads_like
+from peagle.drafters.network import HeadConfig, HeadNetwork
 from peagle.drafters.readout import Readout
 from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.drafters.vocabulary import most_frequent, offsets
@@ -28,11 +32,13 @@ SPREAD = 0.2
 """Size of a selector's first vectors: from larger ones it learns its few examples by heart."""
 
 
-def drafter_config(recipe: Recipe, target: DecoderSpec) -> DrafterConfig:
+def drafter_config(recipe: Recipe, target: DecoderSpec) -> HeadConfig:
     """The drafter a recipe asks for. Raises `InputError` with all that does not fit its target."""
     if recipe.initial_drafter is None:
         config = _new(recipe, target)
         problems = config_problems(config, target, "taps", "mask_token_id")
+        if isinstance(config, BlockConfig) and 0 in config.taps:
+            problems.append("taps 0, the embeddings, has no name in DFlash's layout; leave it out")
     else:
         config, problems = _continued(recipe, model_directory(recipe.initial_drafter), target), []
     if config.draft_vocab_size > target.vocab_size:
@@ -50,23 +56,35 @@ def drafter_config(recipe: Recipe, target: DecoderSpec) -> DrafterConfig:
     return config
 
 
-def _new(recipe: Recipe, target: DecoderSpec) -> DrafterConfig:
+def _new(recipe: Recipe, target: DecoderSpec) -> HeadConfig:
     """That of a drafter with new weights."""
-    return DrafterConfig(
-        transformer=_draft_layers(recipe, target),
-        target_hidden_size=target.hidden_size,
-        taps=recipe.taps or default_taps(len(target.layers)),
-        draft_vocab_size=recipe.draft_vocab_size or target.vocab_size,
-        mask_token_id=recipe.mask_token_id,
-        norm_before_residual=recipe.norm_before_residual,
-        trained_tokens=recipe.num_speculative_tokens,
-        selector=_selector(recipe, recipe.draft_vocab_size or target.vocab_size),
-    )
+    drafted, k = recipe.draft_vocab_size or target.vocab_size, recipe.num_speculative_tokens
+    sizes: dict[str, Any] = {
+        "transformer": _draft_layers(recipe, target),
+        "target_hidden_size": target.hidden_size,
+        "taps": recipe.taps or default_taps(len(target.layers)),
+        "draft_vocab_size": drafted,
+        "mask_token_id": recipe.mask_token_id,
+        "trained_tokens": k,
+    }
+    if recipe.method == "dflash":
+        return BlockConfig(**sizes, block_size=k + 1, target_layers=len(target.layers))
+    norms, selector = recipe.norm_before_residual, _selector(recipe, drafted)
+    return DrafterConfig(**sizes, norm_before_residual=norms, selector=selector)
 
 
-def _continued(recipe: Recipe, directory: Path, target: DecoderSpec) -> DrafterConfig:
+def new_head(config: HeadConfig, length: int) -> HeadNetwork:
+    """A drafter of its sizes, without values. length: positions that it has."""
+    if isinstance(config, BlockConfig):
+        return BlockModel(config, length)
+    assert isinstance(config, DrafterConfig)
+    return DraftModel(config, length)
+
+
+def _continued(recipe: Recipe, directory: Path, target: DecoderSpec) -> HeadConfig:
     """That of the drafter to train on from, with the recipe's selector."""
-    config = read_drafter_config(directory, target)
+    read = read_block_config if is_dflash(directory) else read_drafter_config
+    config = read(directory, target)
     if config.kind.method != recipe.method:
         raise InputError(
             f"initial_drafter is {config.kind.name}'s; set method to {config.kind.method}"
@@ -82,9 +100,14 @@ def _continued(recipe: Recipe, directory: Path, target: DecoderSpec) -> DrafterC
     if recipe.train == "selector" and selector is None:
         raise InputError("initial_drafter has no selector to train; set selector_rank")
     trained = config.trained_tokens if recipe.train == "selector" else None
-    return replace(
-        config, selector=selector, trained_tokens=trained or recipe.num_speculative_tokens
-    )
+    k = trained or recipe.num_speculative_tokens
+    if not isinstance(config, BlockConfig):
+        return replace(config, selector=selector, trained_tokens=k)
+    if config.logit_scale != 1 or config.logit_softcap is not None:
+        raise InputError(
+            "initial_drafter scales or caps its logits, which training does not; take another head"
+        )
+    return replace(config, block_size=k + 1, trained_tokens=k)
 
 
 def _selector(recipe: Recipe, drafted: int) -> SelectorConfig | None:
@@ -102,15 +125,19 @@ def _selector(recipe: Recipe, drafted: int) -> SelectorConfig | None:
 def _draft_layers(recipe: Recipe, target: DecoderSpec) -> DecoderSpec:
     """Layers with heads like the target's and its width, without its rest."""
     attention, fed = heads_like(target), target.layers[0].feed_forward
-    if recipe.qk_norm is not None:
-        attention = replace(attention, qk_norm=recipe.qk_norm)
+    blocks = recipe.method == "dflash"  # which see themselves both ways, but within windows
+    qk_norm = True if blocks else recipe.qk_norm
+    if qk_norm is not None:
+        attention = replace(attention, qk_norm=qk_norm)
     mlp = MLPSpec(recipe.intermediate_size or fed.intermediate_size)
     norm = NormSpec(target.norm.eps * target.residual_multiplier**2)
-    layers = [
-        LayerSpec(replace(attention, window=window), mlp, norm) for window in _windows(recipe)
-    ]
+    layers = (
+        replace(attention, window=window, causal=not blocks or window is not None)
+        for window in _windows(recipe)
+    )
+    stack = tuple(LayerSpec(each, mlp, norm) for each in layers)
     sizes = target.vocab_size, target.hidden_size
-    return DecoderSpec(*sizes, tuple(layers), norm, target.max_length)
+    return DecoderSpec(*sizes, stack, norm, target.max_length)
 
 
 def _windows(recipe: Recipe) -> list[int | None]:
@@ -119,7 +146,7 @@ def _windows(recipe: Recipe) -> list[int | None]:
     return [None if layer in full else width for layer in range(recipe.num_hidden_layers)]
 
 
-def initial_drafter(recipe: Recipe, target: Ends, rows: PackedRows) -> DraftModel:
+def initial_drafter(recipe: Recipe, target: Ends, rows: PackedRows) -> HeadNetwork:
     """The recipe's drafter to train on from, else one with the target's embeddings and head.
 
     Everything else is drawn from the seed.
@@ -141,18 +168,16 @@ def initial_drafter(recipe: Recipe, target: Ends, rows: PackedRows) -> DraftMode
     return model
 
 
-def kept_tokens(config: DrafterConfig, rows: PackedRows) -> Tensor:
+def kept_tokens(config: HeadConfig, rows: PackedRows) -> Tensor:
     """Target ids that a drafter with a reduced vocabulary drafts, ascending: the most frequent."""
     counts = torch.bincount(rows.tokens[rows.loss_mask], minlength=config.transformer.vocab_size)
     return most_frequent(counts, config.draft_vocab_size)
 
 
-def _new_drafter(
-    recipe: Recipe, target: Ends, config: DrafterConfig, rows: PackedRows
-) -> DraftModel:
-    model = DraftModel(config, recipe.row_length + recipe.num_speculative_tokens)
+def _new_drafter(recipe: Recipe, target: Ends, config: HeadConfig, rows: PackedRows) -> HeadNetwork:
+    model = new_head(config, recipe.row_length + recipe.num_speculative_tokens)
     model.apply(_draw)
-    if config.kind is PEAGLE:
+    if isinstance(model, DraftModel) and config.kind is PEAGLE:
         nn.init.normal_(model.mask_hidden)
     kept = torch.arange(config.draft_vocab_size)
     if config.reduced_vocabulary:
@@ -165,13 +190,16 @@ def _new_drafter(
     return model.to(target.embed.weight.device, target.embed.weight.dtype)
 
 
-def _continued_drafter(recipe: Recipe, target: Ends, config: DrafterConfig) -> DraftModel:
+def _continued_drafter(recipe: Recipe, target: Ends, config: HeadConfig) -> HeadNetwork:
     """The drafter to train on from, with a new selector where the recipe wants one."""
     assert recipe.initial_drafter is not None
     directory = model_directory(recipe.initial_drafter)
     length = max(target.max_length, recipe.row_length + recipe.num_speculative_tokens)
-    model = read_drafter(directory, target, config.kind, length)
-    model = copy.deepcopy(model)  # what is the target's stays as it is there
+    if isinstance(config, BlockConfig):
+        read: HeadNetwork = read_dflash(directory, target, length)
+    else:
+        read = read_drafter(directory, target, config.kind, length)
+    model = copy.deepcopy(read)  # what is the target's stays as it is there
     model.readout.head = _of_its_own(model.readout.head, target.embed.weight.dtype)
     model.requires_grad_()
     model.config = config
@@ -203,7 +231,7 @@ def check_mask_token(recipe: Recipe, rows: PackedRows) -> None:
             )
 
 
-def choose_trained(recipe: Recipe, model: DraftModel) -> None:
+def choose_trained(recipe: Recipe, model: HeadNetwork) -> None:
     """Freeze what the recipe does not train; embeddings that it trains become float32."""
     if recipe.train == "selector":
         model.requires_grad_(False)
@@ -213,7 +241,7 @@ def choose_trained(recipe: Recipe, model: DraftModel) -> None:
     if not recipe.shares_embeddings:
         model.embed.float()
     model.embed.requires_grad_(not recipe.shares_embeddings)
-    model.readout.head.requires_grad_(recipe.train_head)
+    model.readout.head.requires_grad_(recipe.trains_head)
 
 
 def _draw(module: nn.Module) -> None:

@@ -31,8 +31,8 @@ class Visibility:
     """Two intervals of keys for every query; nothing of size queries x keys. On the CPU.
 
     An element sees the depth-0 elements of its document up to its own anchor, and the shallower
-    elements of its own chain. With elements sorted by anchor and then depth, both are intervals:
-    one of the context's keys, one of the queries' own keys, which follow those.
+    elements of its own chain, or all of it. With elements sorted by anchor and then depth, both are
+    intervals: one of the context's keys, one of the queries' own keys, which follow those.
     """
 
     context: int
@@ -41,9 +41,9 @@ class Visibility:
     """[queries] first context key."""
     last: Tensor
     """[queries] last context key; before the first if there is none."""
-    chain: Tensor | None = None
-    """[queries] first own key, counted from the first query's; the last is the query's. None: the
-    queries' keys are the context's."""
+    own: tuple[Tensor, ...] = ()
+    """[queries] first and last own key, counted from the first query's. None of both: the queries'
+    keys are the context's."""
 
     @property
     def queries(self) -> int:
@@ -53,7 +53,7 @@ class Visibility:
     @property
     def keys(self) -> int:
         """Number of keys of both kinds."""
-        return self.context + (0 if self.chain is None else self.queries)
+        return self.context + (self.queries if self.own else 0)
 
     def tiles(self) -> Iterator[Tile]:
         """Some queries after another, the keys that any of them sees, and the rule for these: the
@@ -63,11 +63,10 @@ class Visibility:
             first, last = self.first[rows, None], self.last[rows, None]
             keys = torch.arange(int(first.min()), max(int(last.max()), int(first.min()) - 1) + 1)
             seen = (first <= keys) & (keys <= last)
-            if self.chain is not None:
-                chain = self.chain[rows, None]
-                own = torch.arange(int(chain.min()), rows.stop)
-                query = torch.arange(rows.start, rows.stop)[:, None]
-                seen = torch.cat((seen, (chain <= own) & (own <= query)), dim=1)
+            if self.own:
+                first, last = (part[rows, None] for part in self.own)
+                own = torch.arange(int(first.min()), int(last.max()) + 1)
+                seen = torch.cat((seen, (first <= own) & (own <= last)), dim=1)
                 keys = torch.cat((keys, own + self.context))
             yield rows, keys, seen
 
@@ -78,28 +77,16 @@ class Visibility:
         full, partial = self._blocks()
         listed = [_listed(b) for blocks in (partial, full) for b in (blocks, blocks.T)]
         indices = [part[None, None] for pair in listed for part in pair]
-        chain = self.first if self.chain is None else self.chain + self.context
-        intervals = (self.first.int(), self.last.int(), chain.int())
-        moved = to_device(device, *indices, *intervals)
-        names = (f"{kind}_{part}" for kind in KINDS for part in ("num_blocks", "indices"))
-        lists: dict[str, Any] = dict(zip(names, moved[:-3], strict=True))
+        ends = (self.first, self.last, *(part + self.context for part in self.own))
+        moved = to_device(device, *indices, *(part.int() for part in ends))
+        names = [f"{kind}_{part}" for kind in KINDS for part in ("num_blocks", "indices")]
+        lists: dict[str, Any] = dict(zip(names, moved, strict=False))
         return BlockMask(
             seq_lengths=(self.queries, self.keys),
             BLOCK_SIZE=(BLOCK, BLOCK),
-            mask_mod=self._rule(*moved[-3:]),
+            mask_mod=_rule(*moved[len(names) :]),
             **lists,
         )
-
-    def _rule(self, first: Tensor, last: Tensor, chain: Tensor) -> Any:
-        if self.chain is None:
-            return lambda b, h, q, k: (first[q] <= k) & (k <= last[q])
-        context = self.context
-
-        def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            own = (chain[q] <= k) & (k <= q + context)
-            return ((first[q] <= k) & (k <= last[q])) | own
-
-        return rule
 
     def _blocks(self) -> tuple[Blocks, Blocks]:
         """Fully visible blocks, and partly visible ones."""
@@ -108,11 +95,22 @@ class Visibility:
         first, last = _by_block(self.first), _by_block(self.last)
         full = (begin >= first.max(1, keepdims=True)) & (end <= last.min(1, keepdims=True))
         seen = (end >= first.min(1, keepdims=True)) & (begin <= last.max(1, keepdims=True))
-        if self.chain is not None:
-            own = _by_block(self.chain).min(1, keepdims=True) + self.context
-            newest = _by_block(torch.arange(self.queries))[:, -1:] + self.context
-            seen |= (end >= own) & (begin <= newest)
+        if self.own:
+            first, last = (_by_block(part) + self.context for part in self.own)
+            seen |= (end >= first.min(1, keepdims=True)) & (begin <= last.max(1, keepdims=True))
         return full, seen & ~full
+
+
+def _rule(first: Tensor, last: Tensor, *own: Tensor) -> Any:
+    """FlexAttention's rule for the pairs of a block that is partly visible."""
+    if not own:
+        return lambda b, h, q, k: (first[q] <= k) & (k <= last[q])
+    begin, end = own
+
+    def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return ((first[q] <= k) & (k <= last[q])) | ((begin[q] <= k) & (k <= end[q]))
+
+    return rule
 
 
 def _by_block(values: Tensor) -> NDArray[np.int64]:

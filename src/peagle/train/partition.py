@@ -1,14 +1,15 @@
-"""P-EAGLE's training pass: depth 0 once, the deeper elements in segments, the gradient exact.
+"""Training passes in segments, and P-EAGLE's: depth 0 once, the gradient exact.
 
 The paper's Algorithm 1 runs the depth-0 elements before a segment again for every segment. Since
 they attend only to each other, here they run once: each segment attends to their keys and values,
 the gradients on those are collected, and depth 0 is backpropagated last.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from peagle.drafters.model import DraftModel, LayerCall, call_plainly
+from peagle.drafters.network import Network
 from peagle.ops.cached_attention import AttentionHeads
 from peagle.train.attention import Masked, add_dense
 from peagle.train.cod import Chains, Elements
@@ -34,6 +36,7 @@ DENSE_PAIRS = 2**20
 """Query-key pairs below which a dense part's calls cost more than it saves."""
 VARIANTS = 64
 """Compiled variants allowed for one function."""
+N = TypeVar("N", bound=Network)
 PassLoss = Callable[["Pass"], Tensor]
 """The loss of a pass."""
 
@@ -54,12 +57,12 @@ class Pass:
         return Pass(Elements(anchors, depths), torch.cat((self.hidden, other.hidden)))
 
 
-class ParallelPass:
-    """One batch through a P-EAGLE drafter."""
+class PartitionedPass(ABC, Generic[N]):
+    """One batch through a network whose deeper elements share what depth 0 leaves."""
 
     def __init__(
         self,
-        model: DraftModel,
+        model: N,
         batch: Batch,
         features: Features,
         chains: Chains,
@@ -117,16 +120,19 @@ class ParallelPass:
     def _segments(self) -> Iterator[Elements]:
         return self._chains.segments(self._limit, rows_in_step(self._device))
 
-    def mask_slots(self, elements: Elements, shared: Shared) -> tuple[Tensor, Tensor]:
-        """Embeddings and projected features of the mask slots of some elements.
+    @abstractmethod
+    def _context(self) -> tuple[Pass, Shared]:
+        """Depth 0 at every token: what of it is in the loss, and what segments read of it."""
 
-        [1, hidden_size] each, since all slots are alike; a subclass may give [elements,
-        hidden_size], slots that differ.
-        """
-        return shared.mask_embedding, shared.mask_feature
+    @abstractmethod
+    def _segment(self, elements: Elements, shared: Shared) -> Pass:
+        """Run the elements of a segment: those of them that are in the loss."""
+
+
+class ParallelPass(PartitionedPass[DraftModel]):
+    """One batch through a P-EAGLE drafter."""
 
     def _context(self) -> tuple[Pass, Shared]:
-        """Depth 0 at every token, in the loss or not."""
         model, batch = self._model, self._batch
         anchors = self._chains.anchors
         features = model.project(self._features.tapped)
@@ -140,14 +146,15 @@ class ParallelPass:
         )
         first = Pass(Elements(anchors, torch.zeros_like(anchors)), hidden)
         keys, values = zip(*attend.recorded, strict=True)
-        return first, Shared(list(keys), list(values), embeddings[-1:], mask_feature)
+        return first, Shared(list(keys), list(values), [embeddings[-1:], mask_feature])
 
     def _segment(self, elements: Elements, shared: Shared) -> Pass:
-        """Run the elements of a segment; mask slots differ only by their positions."""
+        """As `PartitionedPass`; mask slots differ only by their positions."""
         rows = elements.padded(rows_in_step(self._device))
         (positions,) = to_device(self._device, self._batch.positions[rows.anchors] + rows.depths)
         attend = SegmentAttend(rows, self._batch, shared, self._device)
-        hidden = self._model.layers(*self.mask_slots(rows, shared), positions, attend, self._call)
+        embedding, feature = shared.slot
+        hidden = self._model.layers(embedding, feature, positions, attend, self._call)
         return Pass(elements, hidden[: len(elements)])
 
 
@@ -190,11 +197,13 @@ class Reach:
     """The rest: the near context, then the segment's own elements."""
 
     @classmethod
-    def of(cls, elements: Elements, batch: Batch, window: int | None = None) -> "Reach":
+    def of(
+        cls, elements: Elements, batch: Batch, window: int | None = None, causal: bool = True
+    ) -> "Reach":
         """Split what some elements see.
 
         window: positions of the context that end at an element's own; whatever it is, the element
-        sees its own chain.
+        sees its own chain up to itself, or if not causal all of it.
         """
         first = batch.starts[elements.anchors]
         if window is None:
@@ -206,9 +215,13 @@ class Reach:
             first[part.queries].fill_(part.keys.stop)
         end = int(elements.anchors[-1]) + 1
         near = slice(int(first.min()) // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, len(batch)))
-        own = torch.arange(len(elements)) - elements.depths + 1
-        last = elements.anchors - near.start
-        return cls(dense, near, Visibility(near.stop - near.start, first - near.start, last, own))
+        last, until = elements.anchors - near.start, torch.arange(len(elements))
+        own = until - elements.depths + 1
+        if not causal:
+            found = own.unique_consecutive(return_inverse=True, return_counts=True)
+            until = own + found[2][found[1]] - 1
+        sizes = near.stop - near.start, first - near.start, last
+        return cls(dense, near, Visibility(*sizes, (own, until)))
 
 
 def _tiles(anchors: Tensor, starts: Tensor) -> Iterator[Dense]:
@@ -230,17 +243,18 @@ class SegmentAttend:
     ) -> None:
         self._elements, self._batch = elements, batch
         self._shared, self._device = shared, device
-        self._within: dict[int | None, tuple[Reach, Masked]] = {}
-        """Keyed by window."""
+        self._within: dict[tuple[int | None, bool], tuple[Reach, Masked]] = {}
+        """Keyed by window and causality."""
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
     ) -> Tensor:
         """Rows of heads as the layers have them: query [elements, heads, head_dim] ..."""
-        if heads.window not in self._within:
-            reach = Reach.of(self._elements, self._batch, heads.window)
-            self._within[heads.window] = reach, Masked(reach.visibility, self._device)
-        reach, masked = self._within[heads.window]
+        seen = heads.window, heads.causal
+        if seen not in self._within:
+            reach = Reach.of(self._elements, self._batch, *seen)
+            self._within[seen] = reach, Masked(reach.visibility, self._device)
+        reach, masked = self._within[seen]
         own, folded = (key, value.expand_as(key)), fold(query)
         near = self._shared.rows(layer, reach.near)
         together = (torch.cat(parts) for parts in zip(near, own, strict=True))
@@ -248,8 +262,8 @@ class SegmentAttend:
         if not reach.dense:
             return unfold(rest[0])
         read = (self._shared.rows(layer, part.keys) for part in reach.dense)
-        seen = [(fold(keys), fold(values)) for keys, values in read]
-        return unfold(add_dense(folded, rest, [part.queries for part in reach.dense], seen))
+        context = [(fold(keys), fold(values)) for keys, values in read]
+        return unfold(add_dense(folded, rest, [part.queries for part in reach.dense], context))
 
 
 def _recomputed(call: LayerCall, *arguments: Any) -> Tensor:

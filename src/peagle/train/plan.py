@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from peagle.device import resolve_device, resolve_dtype
-from peagle.drafters.kind import PEAGLE
-from peagle.drafters.model import DraftModel
+from peagle.drafters.kind import DFLASH, EAGLE3
+from peagle.drafters.network import HeadNetwork
 from peagle.models.decoder import Decoder
 from peagle.models.foreign import foreign_bytes
 from peagle.models.foreign import multiplied as multiplied_by
@@ -29,7 +29,7 @@ from peagle.ops.moe import RoutedExperts
 from peagle.ops.weight import dense
 from peagle.train.cod import Chains, sample_chains
 from peagle.train.feature_cache import cache_bytes
-from peagle.train.initial import choose_trained, kept_tokens
+from peagle.train.initial import choose_trained, kept_tokens, new_head
 from peagle.train.loss import chunk_rows
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import PackedRows
@@ -45,7 +45,9 @@ PARTS = {
     "feature_norm": "fc",
     "tap_norms": "fc",
     "mask_hidden": "fc",
+    "hidden_norm": "fc",
     "first": "layers",
+    "layers": "layers",
     "rest": "layers",
     "readout.norm": "head",
     "readout.head": "head",
@@ -79,7 +81,7 @@ class Forecast(Preflight):
     """Parameters of the target's layers that an element is multiplied by."""
     stored: Stored
     """The target's memory, as its files hold it."""
-    model: DraftModel
+    model: HeadNetwork
     """Without values."""
 
     @classmethod
@@ -92,7 +94,7 @@ class Forecast(Preflight):
         device = resolve_device(recipe.device)
         dtype, ready = resolve_dtype("auto", device), Preflight.of(recipe, dry_run=dry_run)
         with torch.device("meta"):
-            model = DraftModel(ready.config, 1).to(dtype)
+            model = new_head(ready.config, 1).to(dtype)
         choose_trained(recipe, model)
         teacher = ready.teacher
         if teacher.own:
@@ -139,12 +141,14 @@ class Forecast(Preflight):
             "draft_vocab_size": self.config.draft_vocab_size,
             "sliding_window": max(each.window or 0 for each in attentions) or None,
             "num_hidden_layers": len(self.config.transformer.layers),
-            "norm_before_residual": self.config.norm_before_residual,
+            "norm_before_residual": getattr(self.config, "norm_before_residual", False),
             "selector_rank": self.config.selector and self.config.selector.rank,
             "warmup_steps": self.recipe.warmup,
             "elements_per_segment": self._segment,
             "taps": self.config.taps,
             "train_embeddings": not self.recipe.shares_embeddings,
+            "train_head": self.recipe.trains_head,
+            "depth_decay": self.recipe.decay,
             "device": str(self.device),
         }
 
@@ -191,7 +195,20 @@ class Forecast(Preflight):
     @property
     def _one_pass(self) -> bool:
         """Whether rows deeper than depth 0 share its keys and values, and their gradients."""
-        return self.config.kind is PEAGLE
+        return self.config.kind is not EAGLE3
+
+    @property
+    def through(self) -> int:
+        """Rows of an average step that go through the draft layers; of a DFlash head's context they
+        only make keys and values."""
+        return self.step.deeper + self.step.tokens * (self.config.kind is not DFLASH)
+
+    @property
+    def _in_context(self) -> int:
+        """Parameters of the draft layers that a token at depth 0 is multiplied by."""
+        if self.config.kind is DFLASH:
+            return in_products(*(layer.attention.qkv for layer in self.model.blocks))
+        return in_products(*self.model.blocks)
 
     @property
     def disk(self) -> int:
@@ -240,6 +257,9 @@ class Forecast(Preflight):
         keys_and_values = 2 * self.config.attention.kv_width
         layers = len(shape.layers)
         gradients = tokens * layers * keys_and_values * FLOAT32 * self._one_pass
+        if self.config.kind is DFLASH:  # as projected, and as normed and turned
+            projected = layers * 2 * (self.config.attention.width + keys_and_values)
+            return tokens * (projected + 2 * shape.hidden_size) * self.dtype.itemsize + gradients
         if not (self.recipe.activation_checkpointing and self._one_pass):
             return self._activations(tokens, tokens) + gradients
         inputs = tokens * layers * (shape.hidden_size + keys_and_values) * self.dtype.itemsize
@@ -272,7 +292,7 @@ class Forecast(Preflight):
             return self._selector_operations()
         layers = self._layer_operations(self.step, 6)
         if self.recipe.activation_checkpointing and self._one_pass:
-            layers += 2 * self.step.tokens * in_products(self.model.first, self.model.rest)
+            layers += 2 * self.step.tokens * self._in_context
         head = dense(self.model.readout.head.weight)
         return {
             "target": self._target_operations(self.step) * (not self._cached),
@@ -320,8 +340,8 @@ class Forecast(Preflight):
 
         An upper bound: context outside the loss ends at the last layer's attention.
         """
-        elements = work.tokens + work.deeper
-        products = each * elements * in_products(self.model.first, self.model.rest)
+        deeper = work.deeper * in_products(*self.model.blocks)
+        products = each * (work.tokens * self._in_context + deeper)
         attention = sum(each.width for each in self.config.transformer.attention.values())
         return products + 2 * each * attention * work.draft_pairs
 
@@ -341,7 +361,7 @@ class Forecast(Preflight):
 
     def measure_rate(self, seconds: float = 0.3) -> float:
         """Operations per second of the draft layers' largest product, measured on the device."""
-        weight = torch.randn(self.model.first.mlp.gate_up.weight.shape, dtype=self.dtype)
+        weight = torch.randn(self.model.blocks[0].mlp.gate_up.weight.shape, dtype=self.dtype)
         rows = torch.randn(self.step.largest_pass, weight.shape[1], dtype=self.dtype)
         weight, rows = weight.to(self.device), rows.to(self.device)
         done, start = -1, time.perf_counter()  # the first one warms up

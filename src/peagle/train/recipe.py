@@ -1,5 +1,6 @@
 """Recipe: one frozen object that describes a training run."""
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,16 +16,14 @@ from peagle.files import read_yaml
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
 FeatureDType = Literal["bfloat16", "fp8"]
-PEAGLE_ONLY = (
-    "cod_ratio",
-    "cod_floor",
-    "activation_checkpointing",
-    "dpace",
-    "selector_rank",
-    "selector_candidates",
-    "elements_per_segment",
-)
-"""Keys that EAGLE-3 makes no use of."""
+DEPTH_0 = ("cod_ratio", "cod_floor", "activation_checkpointing")
+SELECTOR = ("selector_rank", "selector_candidates")
+IDLE = {
+    "peagle": ("anchors",),
+    "eagle3": (*DEPTH_0, "dpace", *SELECTOR, "elements_per_segment", "anchors"),
+    "dflash": (*DEPTH_0, *SELECTOR, "qk_norm", "norm_before_residual", "train_embeddings", "train"),
+}
+"""Keys that a method makes no use of."""
 FROZEN = ("loss", "train_head", "train_embeddings", "optimizer", "activation_checkpointing")
 """Keys about what does not learn where a selector alone does."""
 SHAPE = (
@@ -51,7 +50,7 @@ class Recipe(Config):
     """JSONL files, also .gz, or hf:ID_OR_PATH[:SPLIT] for datasets; read in this order."""
     output: UserPath
     """Directory of the drafter; the best checkpoint so far is always there."""
-    method: Literal["peagle", "eagle3"] = "peagle"
+    method: Literal["peagle", "eagle3", "dflash"] = "peagle"
 
     num_hidden_layers: PositiveInt = 4
     intermediate_size: PositiveInt | None = None
@@ -69,11 +68,13 @@ class Recipe(Config):
     taps: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
     """Target layers read as features; unset: 2, N // 2, N - 3."""
     train_embeddings: bool | None = None
-    """Unset: P-EAGLE learns its own, as its mask token must; EAGLE-3 shares the target's."""
-    train_head: bool = True
-    """The head starts as the target's; with it frozen, a step is faster and takes less memory."""
+    """Unset: P-EAGLE learns its own, as its mask token must; EAGLE-3 and DFlash share the
+    target's."""
+    train_head: bool | None = None
+    """The head starts as the target's; with it frozen, a step is faster and takes less memory.
+    Unset: it learns, but DFlash's, which is the target's."""
     mask_token_id: NonNegativeInt | None = None
-    """A token that never occurs in text; P-EAGLE only, and required there."""
+    """A token that never occurs in text; P-EAGLE and DFlash, and required there."""
     norm_before_residual: bool = False
     initial_drafter: str | None = None
     """A drafter's directory or hub id to train on from; it decides the layers, taps and vocabulary.
@@ -87,16 +88,21 @@ class Recipe(Config):
     """selector: leave the rest of `initial_drafter` as it is."""
 
     num_speculative_tokens: PositiveInt = 8
-    """K_train: how many tokens ahead the drafter learns to propose."""
+    """K_train: how many tokens ahead the drafter learns to propose; a DFlash block has one row
+    more."""
+    anchors: PositiveInt = 512
+    """Blocks of a step that each of its rows has on average, behind tokens drawn from all
+    (DFlash only)."""
     cod_ratio: Share = 0.8
     """r: depth d keeps about r**d of the anchors (P-EAGLE only)."""
     cod_floor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """The least share of anchors that any depth keeps (P-EAGLE only)."""
-    depth_decay: Share = 1.0
-    """Weight of depth d in the loss is depth_decay**d."""
+    depth_decay: Share | None = None
+    """Weight of depth d in the loss is depth_decay**d. Unset: 1; for DFlash exp(-1 / g), where g
+    is its paper's 4 for blocks of 8 rows, 7 for 16, and on that line for others."""
     dpace: Share | None = None
     """D-PACE's smoothing, 0.5 in its paper: weigh an element by how many tokens are expected to be
-    accepted through it (P-EAGLE only). Unset: all elements of a depth weigh the same."""
+    accepted through it (not for EAGLE-3). Unset: all elements of a depth weigh the same."""
     loss: Literal["kl", "cross_entropy", "tv", "lk"] = "kl"
     """Divergence from the target's distribution, cross-entropy with its most likely token, total
     variation, or LK's hybrid: KL that turns to total variation where the two agree. Over the draft
@@ -125,8 +131,8 @@ class Recipe(Config):
     rows_per_pass: PositiveInt = 1
     """Rows that go through the models together; the gradients of a step's passes are added up."""
     elements_per_segment: PositiveInt | None = None
-    """Elements deeper than 0 that go through the drafter together (P-EAGLE only); bounds memory,
-    not results, but for `dpace`, whose weights have a mean of 1 in each of these.
+    """Elements deeper than 0, or rows of blocks, that go through the drafter together (not for
+    EAGLE-3); bounds memory, not results, but for `dpace`, whose weights have a mean of 1 in each.
     Unset: 6,144, on a GPU more for a drafter smaller than Qwen3-8B's, in the same memory."""
     steps: PositiveInt
     activation_checkpointing: bool = False
@@ -147,16 +153,17 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _fit_method(self) -> Self:
-        if self.method == "peagle" and self.mask_token_id is None:
+        if self.method != "eagle3" and self.mask_token_id is None:
             raise ValueError(
-                "method peagle needs mask_token_id, an id that never occurs in text (how to choose "
-                "it: docs/first-drafter.md)"
+                f"method {self.method} needs mask_token_id, an id that never occurs in text (how "
+                "to choose it: docs/first-drafter.md)"
             )
         if self.method == "eagle3" and self.mask_token_id is not None:
             raise ValueError("method eagle3 has no mask slots; leave mask_token_id out")
-        idle = [key for key in PEAGLE_ONLY if self._changes(key)]
-        if self.method == "eagle3" and idle:
-            raise ValueError(f"method eagle3 makes no use of {', '.join(idle)}; leave that out")
+        if idle := [key for key in IDLE[self.method] if self._changes(key)]:
+            raise ValueError(
+                f"method {self.method} makes no use of {', '.join(idle)}; leave that out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -219,8 +226,21 @@ class Recipe(Config):
     def shares_embeddings(self) -> bool:
         """Whether the drafter uses the target's embeddings, and its directory has none."""
         if self.train_embeddings is None:
-            return self.method == "eagle3"
+            return self.method != "peagle"
         return not self.train_embeddings
+
+    @property
+    def trains_head(self) -> bool:
+        """Whether the head learns."""
+        return self.method != "dflash" if self.train_head is None else self.train_head
+
+    @property
+    def decay(self) -> float:
+        """Weight in the loss of a depth beside that of the one before."""
+        if self.depth_decay is not None:
+            return self.depth_decay
+        rows = self.num_speculative_tokens + 1
+        return math.exp(-1 / (1 + 3 * rows / 8)) if self.method == "dflash" else 1.0
 
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> Self:

@@ -20,7 +20,7 @@ class Schedule:
 
     @property
     def shares(self) -> list[float]:
-        """Share of the anchors at each depth; EAGLE-3 drops none."""
+        """Share of the anchors at each depth; P-EAGLE alone drops some."""
         recipe = self._recipe
         ratio = recipe.cod_ratio if recipe.method == "peagle" else 1.0
         return depth_shares(recipe.num_speculative_tokens, ratio, recipe.cod_floor)
@@ -34,9 +34,11 @@ class Schedule:
 
     def chains(self, step: int) -> list[Chains]:
         """The step's chains, pass by pass: one draw for all rows, however they are divided."""
-        passes = self.passes(step)
-        generator = torch.Generator().manual_seed((self._recipe.seed << 32) + step)
-        drawn = sample_chains(self._rows.batch(torch.cat(list(passes))), self.shares, generator)
+        passes, recipe = self.passes(step), self._recipe
+        generator = torch.Generator().manual_seed((recipe.seed << 32) + step)
+        batch = self._rows.batch(torch.cat(list(passes)))
+        most = recipe.anchors * recipe.rows_per_step if recipe.method == "dflash" else None
+        drawn = sample_chains(batch, self.shares, generator, most)
         sizes = [len(rows) * self._rows.length for rows in passes]
         return [Chains(lengths) for lengths in drawn.lengths.split(sizes)]
 

@@ -2,14 +2,14 @@
 
 import torch
 
-from peagle.drafters.model import DrafterConfig
+from peagle.drafters.network import HeadConfig
 from peagle.train.recipe import Recipe
 
 ELEMENTS, KEPT = 6144, 68_608
 """Elements of a segment that keep so many numbers each in a layer, as Qwen3-8B's drafter does."""
 
 
-def elements_per_segment(recipe: Recipe, config: DrafterConfig, device: torch.device) -> int:
+def elements_per_segment(recipe: Recipe, config: HeadConfig, device: torch.device) -> int:
     """The recipe's; unset, as many as take the memory of `ELEMENTS` of Qwen3-8B's drafter, since a
     small one's segments cost the host more than the device. On a CPU `ELEMENTS`: attention holds
     all pairs of a segment there."""
@@ -20,7 +20,7 @@ def elements_per_segment(recipe: Recipe, config: DrafterConfig, device: torch.de
     return ELEMENTS * max(KEPT, kept := kept_by_layer(config, compiled=True)) // kept
 
 
-def kept_by_layer(config: DrafterConfig, compiled: bool) -> int:
+def kept_by_layer(config: HeadConfig, compiled: bool) -> int:
     """Numbers that one element keeps in a layer for its gradient.
 
     With d, q, kv and m the widths of the stream, of queries, of keys and of the MLP: inputs and

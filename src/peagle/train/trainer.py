@@ -4,17 +4,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from peagle.drafters.checkpoint import EMBEDDINGS, save_drafter
-from peagle.drafters.kind import PEAGLE
+from peagle.drafters.checkpoint import EMBEDDINGS, HEAD, save_drafter
+from peagle.drafters.dflash import BlockModel
+from peagle.drafters.dflash_checkpoint import save_dflash
+from peagle.drafters.kind import DFLASH, PEAGLE
 from peagle.drafters.model import DraftModel
+from peagle.drafters.network import HeadNetwork
 from peagle.errors import InputError
 from peagle.files import writing
 from peagle.models.decoder import Decoder
 from peagle.models.ends import Ends
+from peagle.ops.weight import dense
+from peagle.train.blocks import BlockPass
 from peagle.train.cod import Chains, Elements, sample_chains
 from peagle.train.depth_weights import pace
 from peagle.train.estimate import Estimate
@@ -23,7 +29,7 @@ from peagle.train.loss import Comparison
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import Batch, PackedRows
 from peagle.train.parallel import Ranks
-from peagle.train.partition import ParallelPass, Pass, PassLoss
+from peagle.train.partition import ParallelPass, PartitionedPass, Pass, PassLoss
 from peagle.train.recipe import Recipe
 from peagle.train.schedule import Schedule
 from peagle.train.segment import elements_per_segment
@@ -66,7 +72,7 @@ class Trainer:
         self,
         recipe: Recipe,
         target: Ends,
-        model: DraftModel,
+        model: HeadNetwork,
         training: PackedRows,
         validation: PackedRows,
         source: FeatureSource,
@@ -148,7 +154,7 @@ class Trainer:
     def gradient(self, step: int) -> Tensor:
         """Add up a step's gradient over passes and ranks; returns each pass's share of the loss."""
         passes, chains = self._schedule.passes(step), self._schedule.chains(step)
-        weight = max(sum(drawn.loss_weight(self.recipe.depth_decay) for drawn in chains), 1.0)
+        weight = max(sum(drawn.loss_weight(self.recipe.decay) for drawn in chains), 1.0)
         losses = torch.zeros(len(passes), device=self._device)
         alone = self.recipe.train == "selector"
         for index in self._ranks.own(len(passes)):
@@ -166,14 +172,19 @@ class Trainer:
 
     def _pass(
         self, batch: Batch, features: Features, chains: Chains
-    ) -> ParallelPass | SequentialPass:
-        recipe = self.recipe
-        if self.model.config.kind is PEAGLE:
+    ) -> PartitionedPass[Any] | SequentialPass:
+        recipe, model = self.recipe, self.model
+        if isinstance(model, BlockModel):
+            return BlockPass(model, batch, features, chains, self._segment)
+        assert isinstance(model, DraftModel)
+        if model.config.kind is PEAGLE:
             limits = self._segment, recipe.activation_checkpointing
-            return ParallelPass(self.model, batch, features, chains, *limits)
-        return SequentialPass(self.model, batch, features, recipe.num_speculative_tokens)
+            return ParallelPass(model, batch, features, chains, *limits)
+        return SequentialPass(model, batch, features, recipe.num_speculative_tokens)
 
-    def _readout_alone(self, run: ParallelPass | SequentialPass, loss_of: PassLoss) -> Tensor:
+    def _readout_alone(
+        self, run: PartitionedPass[Any] | SequentialPass, loss_of: PassLoss
+    ) -> Tensor:
         """As `backward` of a pass whose layers are not trained."""
         total = torch.zeros((), device=self._device)
         with torch.no_grad():
@@ -190,7 +201,7 @@ class Trainer:
 
         def loss_of(part: Pass) -> Tensor:
             (depths,) = to_device(self._device, part.elements.depths)
-            weights = recipe.depth_decay ** depths.float() / weight
+            weights = recipe.decay ** depths.float() / weight
             asked = part.hidden, features.final, part.elements.places
             if recipe.dpace is not None:
                 weights = weights * pace(compare.confidence(*asked), part.elements, recipe.dpace)
@@ -206,7 +217,8 @@ class Trainer:
 
     def _previous(self, batch: Batch, elements: Elements) -> Tensor:
         """[elements] the token before the one that each predicts; -1 where it was read."""
-        unread = (elements.depths > 0) & (self.model.config.kind is PEAGLE)
+        first = {PEAGLE: 1, DFLASH: 0}.get(self.model.config.kind, len(batch))
+        unread = elements.depths >= first
         tokens = torch.where(unread, batch.tokens[elements.places], -1)
         return to_device(self._device, tokens)[0]
 
@@ -218,9 +230,15 @@ class Trainer:
             self._progress.best_acceptance_length = estimate.acceptance_length
             if self._ranks.first:
                 with writing(self._output, MAKE_ROOM):
-                    save_drafter(self._output, self.model, shared=self._shared)
+                    self._save()
         self._keep()
         watch(Telemetry(self._progress.step, mean, estimate, best))
+
+    def _save(self) -> None:
+        if isinstance(self.model, BlockModel):
+            save_dflash(self._output, self.model, shared=self._shared)
+        elif isinstance(self.model, DraftModel):
+            save_drafter(self._output, self.model, shared=self._shared)
 
     def _leave(self, watch: Watch, losses: list[Tensor]) -> None:
         """Write a snapshot, and report the losses since the last report, which it does not hold."""
@@ -242,10 +260,14 @@ class Trainer:
 
         Nothing of a target that only others serve, since they may scale their embeddings.
         """
-        own, target = self.model.embed.weight, self.target.embed.weight
-        served = isinstance(self.target, Decoder)
-        alike = served and not own.requires_grad and torch.equal(own, target)
-        return frozenset({EMBEDDINGS} if alike else ())
+        model, target = self.model, self.target
+        pairs: dict[str, tuple[Tensor, Tensor]]
+        pairs = {EMBEDDINGS: (model.embed.weight, target.embed.weight)}
+        if model.config.kind is DFLASH:
+            pairs[HEAD] = dense(model.readout.head.weight), dense(target.head.weight)
+        frozen = (name for name, (own, _) in pairs.items() if not own.requires_grad)
+        served = isinstance(target, Decoder)
+        return frozenset(name for name in frozen if served and torch.equal(*pairs[name]))
 
     def estimate(self) -> Estimate:
         """Accuracy and acceptance length on the held-out documents."""

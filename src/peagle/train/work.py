@@ -23,7 +23,7 @@ class Work:
     """Elements deeper than 0 that go through the draft layers, in the loss or not."""
     target_pairs: int
     draft_pairs: int
-    """Pairs of a query and a key, in one layer."""
+    """Pairs of a query and a key, in one layer; no token of a DFlash head's context is a query."""
     largest_pass: int
     """Tokens of the largest pass."""
     largest_segment: int
@@ -49,16 +49,19 @@ class Work:
             loss_elements=tuple(int((lengths > depth).sum()) for depth in range(depths)),
             deeper=sum(len(chains.deeper()) for chains in through),
             target_pairs=sum(context),
-            draft_pairs=sum(context) + sum(deeper),
+            draft_pairs=sum(deeper) + sum(context) * (recipe.method != "dflash"),
             largest_pass=max(len(batch) for batch, _ in passes),
             largest_segment=max(segments),
         )
 
 
 def _through(recipe: Recipe, chains: Chains) -> Chains:
-    """The chains that go through the layers: EAGLE-3 unrolls every token to every depth."""
+    """The chains that go through the layers: EAGLE-3 unrolls every token to every depth, and
+    DFlash's blocks are whole."""
     if recipe.method == "peagle":
         return chains
+    if recipe.method == "dflash":
+        return chains.blocks(recipe.num_speculative_tokens + 1)
     return Chains(torch.full_like(chains.lengths, recipe.num_speculative_tokens))
 
 

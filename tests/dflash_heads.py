@@ -3,7 +3,7 @@
 Run as a script it writes `dflash_oracle.json`: the drafts of each cycle by z-lab's own generation.
 
     pip install --no-deps --target SITE dflash==0.1.0
-    PYTHONPATH=SITE:src:tests python tests/drafters/dflash_heads.py
+    PYTHONPATH=SITE:src:tests python tests/dflash_heads.py
 """
 
 import json
