@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from peagle.ops.draft import NO_DRAFT, Draft
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import in_kernels
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Path:
         return accepted_counts(self.drafts, self.chosen)
 
 
+@in_kernels("tree", lambda _, draft, chosen: draft.tree is not None)
 def accept(draft: Draft, chosen: Tensor) -> Path:
     """The drafts that the target's choices confirm, in `Path`'s form.
 
@@ -38,8 +39,6 @@ def accept(draft: Draft, chosen: Tensor) -> Path:
     """
     if draft.tree is None:
         return Path(draft.tokens, chosen)
-    if has_kernels(chosen):
-        return Path(*kernels("tree").walk(draft.tokens, draft.tree, chosen))
     columns = draft.tokens.tolist(), draft.tree.parents.tolist(), chosen.tolist()
     paths = [_walked(*one, draft.depth) for one in zip(*columns, strict=True)]
     drafts, taken, rows = (torch.tensor(c, device=chosen.device) for c in zip(*paths, strict=True))

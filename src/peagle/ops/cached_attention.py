@@ -11,8 +11,21 @@ from torch import Tensor
 from peagle.ops.kv_dtype import gathered, stored, widened
 from peagle.ops.norm import normalized, rms_norm
 from peagle.ops.rope import apply_rope, rotation_at
-from peagle.ops.triton import has_kernels, kernels, on_hopper
+from peagle.ops.triton import Kernels
+from peagle.ops.triton.fences import fence, fences
 
+PAGED = Kernels("cached_attention")
+AT_ONCE = Kernels(
+    "hopper_attention",
+    lambda fast, x, spec, cache, rows: (
+        not spec.batch_invariant
+        and x.is_contiguous()
+        and x.dtype in (cache.dtype, torch.bfloat16)  # E4M3 is widened to bfloat16 alone
+        and fast.takes(spec, cache, rows)
+    ),
+    hopper=True,
+)
+"""`store` and `attend` in one launch."""
 FIXED_ROWS = 16
 """Rows of a request in a pass for which a program has room where results must not depend on their
 number: no request brings more then."""
@@ -116,11 +129,8 @@ def divided(rows: PassRows, spec: QKVSpec, cache: Tensor) -> PassRows:
     """The same rows with their contexts divided among programs, where a kernel wants that done once
     a pass. spec, cache: any layer's.
     """
-    if spec.batch_invariant or not on_hopper(cache):
-        return rows
-    if kernels("hopper_attention").takes(spec, cache, rows):
-        return replace(rows, shares=kernels("hopper_attention").shares_of(rows, spec, cache))
-    return rows
+    fast = AT_ONCE.chosen(cache, spec, cache, rows)
+    return rows if fast is None else replace(rows, shares=fast.shares_of(rows, spec, cache))
 
 
 def store(
@@ -133,11 +143,9 @@ def store(
     `PassRows`. Returns queries, and keys and values as they are read from the cache, each
     [rows, heads, head_dim].
     """
-    if has_kernels(qkv):
+    if fast := PAGED.chosen(qkv):
         scale_queries(qkv, spec, positions)
-        stored: tuple[Tensor, Tensor, Tensor] = kernels("cached_attention").store(
-            qkv, spec, cache, positions, writes
-        )
+        stored: tuple[Tensor, Tensor, Tensor] = fast.store(qkv, spec, cache, positions, writes)
         return stored
     query, *sides = rotate(qkv, positions, spec)
     key, value = write(cache, writes, (sides[0], sides[1]), spec)
@@ -157,14 +165,13 @@ def write(
     return read[0], read[1]
 
 
+@PAGED.op
 def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -> Tensor:
     """Each row's attention to all that its request has in the cache up to its own position.
 
     query: [rows, heads, head_dim], with any row stride. Returns [rows, heads * head_dim], undefined
     for rows that belong to no request or have no slot.
     """
-    if has_kernels(query):
-        return kernels("cached_attention").attend(query, spec, cache, rows)
     out = query.new_zeros(len(query), spec.num_heads * spec.head_dim)
     columns = (rows.requests, rows.starts, rows.firsts, rows.counts)
     for request, start, first, count in zip(*(c.tolist() for c in columns), strict=True):
@@ -190,24 +197,22 @@ def _hidden(ancestors: Tensor, context: int) -> Tensor:
 
 
 def attend_product(
-    qkv: Tensor, spec: QKVSpec, cache: Tensor, rows: PassRows, settled: bool = False
+    qkv: Tensor, spec: QKVSpec, cache: Tensor, rows: PassRows, since: int | None = None
 ) -> Tensor:
     """`store`, then `attend`, of a pass's rows. qkv as in `store`; returns as `attend`.
 
     Each request comes once, its rows at consecutive positions or a tree, each written where `slots`
     says.
-    settled: `rows` and older keys were written before an earlier launch that waited for everything,
-    so a kernel may read them before its own wait (`ops/triton/launch`).
+    since: how many fences there were when `rows` and all older keys had been launched to be
+    written, so that a kernel reads them early once there are more; None: it does not.
     """
-    if not has_kernels(qkv) or spec.batch_invariant:
-        return store_attend(qkv, spec, cache, rows)
-    alike = qkv.dtype in (cache.dtype, torch.bfloat16)  # E4M3 is widened to bfloat16 alone
-    fast = on_hopper(qkv) and qkv.is_contiguous() and alike
-    if not (fast and kernels("hopper_attention").takes(spec, cache, rows)):
+    fast = AT_ONCE.chosen(qkv, spec, cache, rows)
+    if fast is None:
         return store_attend(qkv, spec, cache, rows)
     scale_queries(qkv, spec, rows.positions)
-    launch = kernels("hopper_attention").attend_product
-    attended: Tensor = launch(qkv, spec, cache, rows, settled)
+    settled = since is not None and fences() > since
+    attended: Tensor = fast.attend_product(qkv, spec, cache, rows, settled)
+    fence()  # it announces after its wait
     return attended
 
 

@@ -5,7 +5,7 @@ A batch is padded with a row of the request table that belongs to no request and
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -14,11 +14,10 @@ from peagle.ops.acceptance import Path
 from peagle.ops.cached_attention import PassRows
 from peagle.ops.norm import rms_norm
 from peagle.ops.penalties import Penalties, count_emitted
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import in_kernels
 
 
-@dataclass(frozen=True)
-class CycleState:
+class CycleState(NamedTuple):
     """What the device knows of each live request, by its row in the request table."""
 
     slots: Tensor
@@ -97,8 +96,7 @@ class DraftInputs:
     """[requests, reads] rows whose output is wanted: the newest token's, then the mask slots'."""
 
 
-@dataclass(frozen=True)
-class FirstNorms:
+class FirstNorms(NamedTuple):
     """The drafter's embeddings and norms before its first layer."""
 
     embedding: Tensor
@@ -106,13 +104,14 @@ class FirstNorms:
     input_weight: Tensor
     hidden_weight: Tensor
     eps: float
-    before_residual: bool
+    before_residual: int
     """Whether the residual stream begins with the normed feature."""
     mask_token: int
     mask_feature: Tensor
     """[hidden_size], projected; unused where no mask slots are asked for."""
 
 
+@in_kernels("cycle_state")
 def draft_inputs(
     state: CycleState, requests: Tensor, pending: int, masks: int, norms: FirstNorms
 ) -> DraftInputs:
@@ -121,8 +120,6 @@ def draft_inputs(
     Rows have no gaps, so rejected drafts take no room. requests: [requests] table rows; pending:
     the most that one of them has.
     """
-    if has_kernels(state.computed):
-        return kernels("cycle_state").draft_inputs(state, requests, pending, masks, norms)
     most = (pending + masks) * len(requests)
     hidden = norms.embedding.shape[1]
     x = norms.embedding.new_zeros(most, 2 * hidden)
@@ -145,6 +142,7 @@ def draft_inputs(
     return DraftInputs(rows, x, stream, reads)
 
 
+@in_kernels("cycle_state")
 def verify_inputs(
     state: CycleState,
     requests: Tensor,
@@ -157,9 +155,6 @@ def verify_inputs(
 
     Returns the rows, their embeddings [requests * (drafts + 1), hidden_size], and those normed.
     """
-    if has_kernels(state.computed):
-        given = state, requests, drafts, embedding, weight, eps
-        return kernels("cycle_state").verify_inputs(*given)
     newest = state.emitted[requests, state.pending[requests] - 1]
     tokens = torch.cat((newest[:, None], drafts), dim=1)
     count = tokens.shape[1]
@@ -195,19 +190,16 @@ def commit(state: CycleState, requests: Tensor, path: Path, features: Tensor | N
     path: K drafts or fewer; features: [requests * (depth + 1), hidden_size] of its rows, projected,
     None without a drafter.
     """
-    if has_kernels(state.computed):
-        kernels("cycle_state").commit(state, requests, path.drafts, path.chosen, features)
-    else:
-        _commit_reference(state, requests, path, features)
+    advance(state, requests, path, features)
     emitted, numbers = state.emitted, state.pending
     if not path.drafts.shape[1]:
         emitted, numbers = emitted.gather(1, numbers[:, None] - 1), torch.ones_like(numbers)
     count_emitted(state.penalties, requests, emitted, numbers)
 
 
-def _commit_reference(
-    state: CycleState, requests: Tensor, path: Path, features: Tensor | None
-) -> None:
+@in_kernels("cycle_state")
+def advance(state: CycleState, requests: Tensor, path: Path, features: Tensor | None) -> None:
+    """`commit`, penalties apart."""
     counts, width = path.accepted, path.chosen.shape[1]
     for index, row in enumerate(requests.tolist()):
         accepted = min(int(counts[index]), int(state.ks[row]))

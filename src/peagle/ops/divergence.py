@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import in_kernels
 
 LossRule = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Logits of drafter and target [rows, vocab] -> losses [rows] in float32, and the gradient of their
@@ -59,6 +59,7 @@ IN_KERNELS = ("kl", "cross_entropy")
 """Losses that a kernel computes in place; others take a few matrices of the logits' size."""
 
 
+@in_kernels("divergence", lambda _, loss, *rest: loss in IN_KERNELS)
 def weigh(
     loss: str, draft: Tensor, target: Tensor, which: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -67,7 +68,5 @@ def weigh(
     loss: a name in `LOSSES`; draft: [rows, vocab]; target: [places, vocab], of which `which` [rows]
     tells each row's: several rows may ask for the same; weights: [rows] in float32.
     """
-    if has_kernels(draft) and loss in IN_KERNELS:
-        return kernels("divergence").weigh(loss, draft, target, which, weights)
     losses, gradient = LOSSES[loss](draft, target[which])
     return losses @ weights, (gradient * weights[:, None]).to(draft.dtype)

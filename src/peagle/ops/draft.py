@@ -9,7 +9,7 @@ from torch import Tensor
 
 from peagle.ops.candidates import Candidates, Pairs, paired_scores
 from peagle.ops.race import Race, draft_scores
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import in_kernels
 
 NO_DRAFT = -2
 """In place of a token where there is no draft. The target's choice is -1 where its logits are
@@ -63,6 +63,7 @@ class Draft:
         return self.tokens if whole else self.tokens.clamp(min=0)
 
 
+@in_kernels("draft", lambda _, found, pairs=None, race=None, *rest: race is not None)
 def draw(
     found: Candidates, pairs: Pairs | None = None, race: Race | None = None, depth: int = 0
 ) -> Tensor:
@@ -72,8 +73,6 @@ def draw(
     are not used; race: the draws that the drafts are for, None for the likeliest; depth: that of
     the first slot, 0 for the first draft.
     """
-    if race is not None and has_kernels(found.scores):
-        return kernels("draft").draw(found, pairs, race, depth)
     scores = paired_scores(found, pairs)
     if race is not None:
         scores = draft_scores(scores, found.tokens, race, depth)

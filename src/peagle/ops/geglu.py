@@ -4,15 +4,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import in_kernels
 
 
+@in_kernels("swiglu", lambda *_: not torch.is_grad_enabled())  # kernels have no gradient
 def geglu(gate_up: Tensor) -> Tensor:
     """gelu(gate) * up of [rows, 2 * width], gate and up side by side: [rows, width].
 
     GELU is approximated by tanh.
     """
-    if has_kernels(gate_up) and not torch.is_grad_enabled():  # the kernel has no gradient
-        return kernels("swiglu").geglu(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up

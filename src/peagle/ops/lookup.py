@@ -5,7 +5,7 @@ from torch import Tensor
 
 from peagle.ops.acceptance import Path, accepted_counts
 from peagle.ops.draft import NO_DRAFT, Found
-from peagle.ops.triton import has_kernels, in_kernels, kernels
+from peagle.ops.triton import in_kernels
 
 MEMORY = 16
 """Matches of a length after which an old one weighs 1/e of a new one."""
@@ -66,6 +66,7 @@ def look_up(
     return Found(torch.where(found[:, None], tokens, NO_DRAFT), lengths, used)
 
 
+@in_kernels("lookup")
 def weigh(gains: Tensor, found: Found, path: Path, price: float) -> None:
     """Learn from a cycle, in place, what matches of each length are worth.
 
@@ -74,10 +75,6 @@ def weigh(gains: Tensor, found: Found, path: Path, price: float) -> None:
 
     gains: [longest + 1]; path: of what was verified; price: drafts that must be right.
     """
-    if has_kernels(gains):
-        columns = found.tokens, found.lengths, path.drafts, path.chosen
-        kernels("lookup").weigh(gains, *columns, price)
-        return
     known = path.accepted + 1
     gained = accepted_counts(found.tokens, path.chosen).minimum(known).float() - price
     none = torch.zeros_like(gains)

@@ -11,9 +11,11 @@ from torch.nn import functional as F
 from peagle.ops.geglu import geglu
 from peagle.ops.packing import LeanModule
 from peagle.ops.swiglu import swiglu
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import Kernels
 from peagle.ops.weight import Weight, multiply
 
+EXPERTS = Kernels("moe", lambda fast, x, experts, *rest: fast.takes(experts))
+"""Of ops whose second argument has the experts' weights."""
 ALPHA = 1.702
 """In GPT-OSS's gate, x * sigmoid(ALPHA * x), near GELU (openai/gpt-oss, torch/model.py)."""
 
@@ -52,6 +54,7 @@ class ExpertWeights:
     """[experts] what the router's weights are multiplied by; None: nothing."""
 
 
+@EXPERTS.op
 def moe(x: Tensor, weights: ExpertWeights) -> Tensor:
     """Rows through their experts' SwiGLU, weighed by the router and summed.
 
@@ -124,12 +127,12 @@ class RoutedExperts(LeanModule, ABC):
 
     def has_kernels(self) -> bool:
         """Whether Triton's kernels cover these weights, where they are."""
-        return has_kernels(self.router) and kernels("moe").takes(self.gate_up, self.down)
+        return EXPERTS.chosen(self.router, self) is not None
 
     def warm_up(self, most_rows: int) -> None:
         """Compile a GPU's kernels now, which the first large pass would else stand still for."""
-        if self.has_kernels():
-            kernels("moe").warm_up(self, most_rows)
+        if fast := EXPERTS.chosen(self.router, self):
+            fast.warm_up(self, most_rows)
 
 
 class Experts(RoutedExperts):
@@ -152,9 +155,7 @@ class Experts(RoutedExperts):
             self.down_bias = nn.Parameter(torch.empty(experts, hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.has_kernels():
-            return moe(x, self.weights())
-        return kernels("moe").moe(x, self.weights())
+        return moe(x, self.weights())
 
     def mixed(self, x: Tensor) -> Tensor:
         return self.forward(x)
@@ -191,12 +192,17 @@ class ScaledExperts(RoutedExperts):
 
     def summands(self, x: Tensor, routed: Tensor) -> Tensor:
         """What the result is the sum of: [rows, summands, hidden]. routed: of `scaled`."""
-        if self.has_kernels():
-            given = self.router, self.gate_up, self.down, self.top_k, True, None
-            form = ExpertWeights(*given, self.batch_invariant, self.factors)
-            return kernels("moe").summands(x, routed, form)
-        weights, experts = route(routed, self.router, self.top_k, normalize=True)
-        return _mixed(x, weights * self.factors[experts], experts, self._through)[:, None]
+        given = self.router, self.gate_up, self.down, self.top_k, True, None
+        return summands(x, ExpertWeights(*given, self.batch_invariant, self.factors), routed)
 
-    def _through(self, expert: int, x: Tensor) -> Tensor:
-        return multiply(geglu(multiply(x, self.gate_up[expert])), self.down[expert])
+
+@EXPERTS.op
+def summands(x: Tensor, weights: ExpertWeights, routed: Tensor) -> Tensor:
+    """As of `ScaledExperts`."""
+    assert weights.factors is not None
+    shares, experts = route(routed, weights.router, weights.top_k, weights.normalize)
+
+    def through(expert: int, x: Tensor) -> Tensor:
+        return multiply(geglu(multiply(x, weights.gate_up[expert])), weights.down[expert])
+
+    return _mixed(x, shares * weights.factors[experts], experts, through)[:, None]

@@ -1,20 +1,19 @@
 """Penalties on the tokens that a request has already, as OpenAI and vLLM define them."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from peagle.config import NO_PENALTIES
-from peagle.ops.triton import has_kernels, in_kernels, kernels
+from peagle.ops.triton import in_kernels
 
 PROMPT = 1 << 30
 """What a token of the prompt adds to its count."""
 
 
-@dataclass(frozen=True)
-class Penalties:
+class Penalties(NamedTuple):
     """The penalties of each request, by its row in the request table."""
 
     rates: Tensor
@@ -58,14 +57,12 @@ def penalize(logits: Tensor, drafts: Tensor, penalties: Penalties, requests: Ten
         rows.copy_(values - frequency * written - presence * (written > 0))
 
 
+@in_kernels("penalties")
 def count_emitted(penalties: Penalties, requests: Tensor, emitted: Tensor, numbers: Tensor) -> None:
     """Count the tokens that requests have just emitted.
 
     requests: table rows; emitted: [table rows, most]; numbers: [table rows] tokens of each.
     """
-    if has_kernels(emitted):
-        kernels("penalties").count_emitted(penalties, requests, emitted, numbers)
-        return
     for row in requests.tolist():
         if tuple(penalties.rates[row].tolist()) != NO_PENALTIES:
             tokens = emitted[row, : int(numbers[row])]

@@ -7,7 +7,7 @@ to choose alike, more drafts are accepted than of the most likely ones; and sinc
 compared with the target's choice, no way of drafting can change a token.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ SHARPENING = 0.85
 their targets. No value changes a token; fitting one at each depth gave no longer acceptance."""
 
 
-@dataclass(frozen=True)
-class Race:
+class Race(NamedTuple):
     """The draws that some requests' drafts are for. A greedy request's drafts are the most likely
     candidates."""
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from peagle.ops.linear import Linear
-from peagle.ops.moe import Experts
+from peagle.ops.moe import EXPERTS, Experts
 from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.products.choice import choose
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Epilogue
-from peagle.ops.triton import has_kernels, kernels, on_hopper
+from peagle.ops.triton import in_kernels
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class BlockWeights:
     """The next layer's; None after the last."""
 
 
+@in_kernels(
+    "layer_chain", lambda fast, attended, _, block: fast.takes(attended, block), hopper=True
+)
 def layer_chain(
     attended: Tensor, stream: Tensor, block: BlockWeights
 ) -> tuple[Tensor, Normed, Tensor | None]:
@@ -38,18 +41,14 @@ def layer_chain(
 
     attended: [rows, heads * head_dim]; stream: [rows, hidden_size].
     """
-    chains = on_hopper(attended) and not block.out.batch_invariant
-    if chains and kernels("layer_chain").takes(attended, block):
-        return kernels("layer_chain").layer_chain(attended, stream, block)
     stream, x = add(attended, block.out, stream, block.post_norm)
     stream, x = add(gated(x, block.gate_up), block.down, stream, block.next_norm)
     return stream, x, None if block.qkv is None else linear(x, block.qkv)
 
 
+@in_kernels("norm")
 def normed(x: Tensor, norm: RMSNorm) -> Normed:
     """`norm` of a stream. x: [rows, width]."""
-    if has_kernels(x):
-        return Normed(kernels("residual").rms_norm(x, norm.weight, norm.eps), None, norm.eps)
     return Normed(rms_norm(x, norm.weight, norm.eps), None, norm.eps)
 
 
@@ -69,13 +68,10 @@ def add(x: Tensor, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor
     return choose(given, layer, Epilogue.ADD).add(given, layer, stream, norm)
 
 
+@EXPERTS.op
 def add_mixture(
     x: Normed, experts: Experts, stream: Tensor, norm: RMSNorm
 ) -> tuple[Tensor, Normed]:
     """`stream + experts(x)`, and the same under the next norm. stream: [rows, hidden_size]."""
-    if experts.has_kernels():
-        given = stream, norm.weight, norm.eps, experts.weights()
-        total, out = kernels("moe").add(x, *given)
-        return total, Normed(out, None, norm.eps)
     total = stream + experts(x.x)
     return total, normed(total, norm)

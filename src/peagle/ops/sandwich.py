@@ -7,7 +7,7 @@ from torch import Tensor
 from peagle.ops.moe import ScaledExperts
 from peagle.ops.norm import RMSNorm, normalized, rms_norm
 from peagle.ops.products.normed import Normed
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import in_kernels
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class MixtureInputs:
     """Scaled."""
 
 
+@in_kernels("norm")
 def add(
     product: Tensor, own: RMSNorm, stream: Tensor, norm: RMSNorm, scalar: Tensor | None = None
 ) -> tuple[Tensor, Normed]:
@@ -45,16 +46,13 @@ def add(
 
     product, stream: [rows, hidden_size]; scalar: [1], None for 1.
     """
-    if has_kernels(stream):
-        norms = norm.weight, norm.eps
-        total, under = kernels("sandwich").add(product, own.weight, own.eps, stream, scalar, *norms)
-        return total, Normed(under, None, norm.eps)
     total = stream + rms_norm(product, own.weight, own.eps)
     if scalar is not None:
         total = total * scalar
     return total, Normed(rms_norm(total, norm.weight, norm.eps), None, norm.eps)
 
 
+@in_kernels("norm")
 def add_before_mixture(
     product: Tensor, own: RMSNorm, stream: Tensor, norm: RMSNorm, mixture: Mixture
 ) -> tuple[Tensor, MixtureInputs]:
@@ -62,15 +60,8 @@ def add_before_mixture(
 
     norm: the MLP's. All norms have one eps.
     """
-    to_experts, scale = mixture.input_norm, mixture.experts.router_scale
-    if has_kernels(stream):
-        weights = norm.weight, to_experts.weight, scale
-        total, dense, *others = kernels("sandwich").add_before_mixture(
-            product, own.weight, stream, *weights, norm.eps
-        )
-        return total, MixtureInputs(Normed(dense, None, norm.eps), *others)
     total, dense = add(product, own, stream, norm)
-    read = rms_norm(total, to_experts.weight, to_experts.eps)
+    read = rms_norm(total, mixture.input_norm.weight, mixture.input_norm.eps)
     routed = mixture.experts.scaled(normalized(total, norm.eps))
     return total, MixtureInputs(dense, read, routed)
 
@@ -83,12 +74,15 @@ def add_mixture(
     dense: [rows, hidden_size], what the MLP gives; stream: alike, the one that `inputs` are of.
     """
     summands = mixture.experts.summands(inputs.experts, inputs.router)
-    of_dense, of_experts, own = mixture.dense_norm, mixture.experts_norm, mixture.norm
-    if has_kernels(stream):
-        weights = of_dense.weight, of_experts.weight, own.weight
-        given = weights, own.eps, stream, mixture.scalar, norm.weight, norm.eps
-        total, under = kernels("sandwich").add_mixture(dense, summands, *given)
-        return total, Normed(under, None, norm.eps)
+    return add_summands(dense, summands, mixture, stream, norm)
+
+
+@in_kernels("norm")
+def add_summands(
+    dense: Tensor, summands: Tensor, mixture: Mixture, stream: Tensor, norm: RMSNorm
+) -> tuple[Tensor, Normed]:
+    """The same, of what the experts' result is the sum of: [rows, summands, hidden_size]."""
+    of_dense, of_experts = mixture.dense_norm, mixture.experts_norm
     product = rms_norm(dense, of_dense.weight, of_dense.eps)
     product = product + rms_norm(summands.sum(dim=1), of_experts.weight, of_experts.eps)
-    return add(product, own, stream, norm, mixture.scalar)
+    return add(product, mixture.norm, stream, norm, mixture.scalar)

@@ -24,9 +24,10 @@ from peagle.ops.candidates import Candidates, Pairs, paired_scores
 from peagle.ops.cycle_state import CycleState
 from peagle.ops.draft import NO_DRAFT, Draft, Tree
 from peagle.ops.race import Race, draft_scores
-from peagle.ops.triton import has_kernels, in_kernels, kernels
+from peagle.ops.triton import in_kernels
 
 
+@in_kernels("tree")
 def find_unbranched(state: CycleState, requests: Tensor, nodes: int) -> Tensor:
     """[requests] int64, whether a request's drafts must not branch.
 
@@ -35,14 +36,12 @@ def find_unbranched(state: CycleState, requests: Tensor, nodes: int) -> Tensor:
     are timed in the place of others.
     """
     rates = state.penalties.rates
-    if has_kernels(rates):
-        given = rates, state.computed, state.limits, requests, nodes
-        return kernels("tree").find_unbranched(*given)
     penalized = (rates[requests] != torch.tensor(NO_PENALTIES, device=rates.device)).any(dim=1)
     needed, limits = state.computed[requests] + nodes + 1, state.limits[requests]
     return (penalized | ((needed > limits) & (limits > 0))).long()
 
 
+@in_kernels("tree", lambda _, found, pairs, race, *rest: race is not None)
 def grow(
     found: Candidates, pairs: Pairs | None, race: Race | None, nodes: int, unbranched: Tensor
 ) -> Draft:
@@ -52,8 +51,6 @@ def grow(
     on; nodes: drafts of each request; unbranched: [requests] whether a request's drafts must not
     branch.
     """
-    if race is not None and has_kernels(found.scores):
-        return kernels("tree").grow(found, pairs, race, nodes, unbranched)
     shares = _log_shares(found, pairs, race).numpy(force=True)
     candidates, chains = found.tokens.numpy(force=True), unbranched.tolist()
     rows = [_grown(*one, nodes) for one in zip(shares, candidates, chains, strict=True)]

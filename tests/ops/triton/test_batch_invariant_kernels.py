@@ -1,6 +1,5 @@
 """Kernels of which a row does not tell how many rows it was among, against their references."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,6 +10,7 @@ from peagle.ops import cached_attention, moe
 from peagle.ops.cached_attention import PassRows
 from peagle.ops.linear import Linear
 from peagle.ops.moe import ExpertWeights
+from peagle.ops.norm import RMSNorm
 from peagle.ops.products.batch_invariant import BatchInvariant
 from peagle.ops.products.choice import choose
 from peagle.ops.products.normed import Normed
@@ -29,12 +29,12 @@ def _seed() -> None:
 @pytest.mark.parametrize(("outputs", "depth"), [(70, 96), (128, 2304)])
 def test_a_product(device: torch.device, rows: int, outputs: int, depth: int):
     """The deeper one's tiles are shared, or summed in parts where rows are many."""
-    from peagle.ops.triton import batch_invariant as kernels
+    from peagle.ops.triton import few_rows as kernels
 
     x, weight = torch.randn(rows, depth).to(device), torch.randn(outputs, depth).to(device)
     bias = torch.randn(outputs).to(device)
     for _ in range(2):  # a second launch finds the arrival counters as the first one did
-        found = kernels.linear(x, weight, bias)
+        found = kernels.invariant(x, weight, bias)
         close(found / depth**0.5, (x @ weight.T + bias) / depth**0.5)
 
 
@@ -44,15 +44,15 @@ def test_a_product(device: torch.device, rows: int, outputs: int, depth: int):
 def test_a_row_alone_is_what_it_is_among_others(
     device: torch.device, dtype: torch.dtype, outputs: int, depth: int
 ):
-    from peagle.ops.triton import batch_invariant as kernels
+    from peagle.ops.triton import few_rows as kernels
 
     weight = torch.randn(outputs, depth, device=device, dtype=dtype)
     x = torch.randn(300, depth, device=device, dtype=dtype)
-    whole = kernels.linear(x, weight, None)
+    whole = kernels.invariant(x, weight, None)
     wanted = x.float() @ weight.float().T
     assert (whole.float() - wanted).norm() / wanted.norm() < 4e-3
     for rows in (1, 8, 16, 32, 64, 128):
-        assert torch.equal(kernels.linear(x[:rows], weight, None), whole[:rows])
+        assert torch.equal(kernels.invariant(x[:rows], weight, None), whole[:rows])
 
 
 @pytest.mark.parametrize("changes", [{}, {"window": 70}, {"num_heads": 6}])
@@ -120,65 +120,17 @@ def test_layers_that_ask_for_it_get_it():
 WIDTHS = [576, 2048, 2880]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_every_norm_of_a_width_is_summed_by_as_many_warps(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, width: int
-):
-    """A prompt's last row is normed by one kernel or another, as other requests will have it."""
-    from peagle.ops.triton import moe as experts
-    from peagle.ops.triton import residual, sandwich
-
-    seen: list[int] = []
-    for module, kernel in (
-        (residual, "_rms_norm"),
-        (residual, "_add_rms_norm"),
-        (experts, "_add_kernel"),
-        (sandwich, "_add_normed"),
-        (sandwich, "_add_mixture_normed"),
-    ):
-        monkeypatch.setattr(module, kernel, Noted(seen))
-    normed_each_way(device, torch.float32, width)
-    residual.rms_norm(torch.zeros(1, width, device=device), torch.ones(width, device=device), 1e-5)
-    assert len(seen) == 5
-    assert len(set(seen)) == 1
-
-
 @on_a_gpu
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_norm_is_the_same_to_the_last_bit(device: torch.device, width: int):
-    from peagle.ops.triton.residual import rms_norm
+    """A prompt's last row is normed beside one addition or another, as other requests have it."""
+    from peagle.ops.triton import norm as kernels
 
-    for total, under in normed_each_way(device, torch.bfloat16, width):
-        assert torch.equal(under, rms_norm(total, torch.ones_like(total[0]), 1e-5))
-
-
-class Noted:
-    """In a kernel's place: notes its warps and computes nothing."""
-
-    def __init__(self, seen: list[int]) -> None:
-        self._seen = seen
-
-    def __getitem__(self, _grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda *_given, num_warps, **_form: self._seen.append(num_warps)
-
-
-def normed_each_way(
-    device: torch.device, dtype: torch.dtype, width: int
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Streams with what each kind of layer adds, and the same under a norm of ones."""
-    from peagle.ops.triton import moe as experts
-    from peagle.ops.triton import residual, sandwich
-
-    stream, product = (torch.randn(3, width).to(device, dtype) for _ in range(2))
-    ones, scalar = torch.ones(width).to(device, dtype), torch.ones(1).to(device, dtype)
-    shapes = (4, width), (4, 64, width), (4, width, 32)
-    weights = [(torch.randn(shape) * width**-0.5).to(device, dtype) for shape in shapes]
-    given, norm = Normed(product, None, 1e-5), (ones, 1e-5)
-    return [
-        residual.add_rms_norm(stream, product, *norm),
-        experts.add(given, stream, *norm, ExpertWeights(*weights, 2, True, None, True)),
-        sandwich.add(product, *norm, stream, None, *norm),
-        sandwich.add_mixture(
-            product, product[:, None], (ones, ones, ones), 1e-5, stream, scalar, *norm
-        ),
-    ]
+    norm = RMSNorm(width, 1e-5).to(device, torch.bfloat16).requires_grad_(False)
+    stream, product = (torch.randn(3, width).to(device, torch.bfloat16) for _ in range(2))
+    for total, under in (
+        kernels.add_normed(product[:, None], stream, norm),
+        kernels.add_normed(product[:, None].expand(-1, 2, -1).contiguous(), stream, norm),
+        kernels.add(product, norm, stream, norm),
+    ):
+        assert torch.equal(under.x, kernels.normed(total, norm).x)

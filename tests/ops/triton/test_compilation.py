@@ -13,13 +13,16 @@ from peagle.ops import triton as package
 
 SCRIPT = """
 import importlib, re, subprocess, sys, tempfile
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from peagle.ops.triton.attention_parts import Contexts
-from peagle.ops.triton.cycle_state import Newest, Places
+from peagle.ops.triton.cycle_state import Places
+from peagle.ops.cycle_state import CycleState, FirstNorms
+from peagle.ops.penalties import Penalties
 from peagle.ops.triton.product_call import ProductForm, ProductResults
-from peagle.ops.triton.sandwich import MixtureNorms
+from peagle.ops.triton.norm import MixtureRows, NormWeights
 
 HOPPER = GPUTarget("cuda", 90, 32)
 BF16, F32, INT = "*bf16", "*fp32", "*i64"
@@ -83,18 +86,21 @@ product(16, adds=True)
 product(32, scaled=True, gated=True)
 product(16, scaled=True, bias=True)
 product(64, adds=True, splits=2)
-norm = {"x": BF16, "stream": BF16, "weight": BF16, "total": BF16, "out": BF16, "eps": "fp32"}
-compiled("residual", "_rms_norm", norm, {"BLOCK": 4096, **FLAGS})
-compiled("residual", "_add_rms_norm", norm, {"BLOCK": 4096, **FLAGS})
-norm |= {"product": BF16, "own_weight": BF16, "norm_weight": BF16, "scalar": BF16}
-norm |= dict.fromkeys(("experts_weight", "router_scale", "to_experts", "routed"), BF16)
-norm |= dict.fromkeys(("dense", "summands", "dense_weight"), BF16)
-norm |= {"next_eps": "fp32", "factor": "fp32", "mixture": MixtureNorms}
-for block, scalar in ((8192, True), (8192, False), (4096, False)):  # the 31B's, the 26B-A4B's
-    sizes = {"BLOCK": block, "SCALAR": scalar, "MIXTURE": block == 4096, **FLAGS}
-    compiled("sandwich", "_add_normed", norm, sizes, num_warps=8)
-sizes = {"BLOCK": 4096, "COUNT": 8, **FLAGS}
-compiled("sandwich", "_add_mixture_normed", norm, sizes, num_warps=8)
+norm = dict.fromkeys(("summands", "dense", "stream", "scalar", "total", "out"), BF16)
+norm |= dict.fromkeys((*NormWeights._fields, *MixtureRows._fields), BF16)
+norm |= {"weights": NormWeights, "read": MixtureRows}
+norm |= dict.fromkeys(("eps", "next_eps", "factor"), "fp32")
+for block, count, flags in (
+    (4096, 1, ()),
+    (4096, 1, ("ADDS",)),
+    (2048, 8, ("ADDS",)),
+    (8192, 1, ("ADDS", "OWN", "SCALAR")),  # the 31B's, then the 26B-A4B's
+    (4096, 1, ("ADDS", "OWN", "READ")),
+    (4096, 8, ("ADDS", "OWN", "DENSE", "SCALAR")),
+):
+    sizes = {name: name in flags for name in ("DENSE", "OWN", "ADDS", "SCALAR", "READ")}
+    sizes |= {"BLOCK": block, "COUNT": count, **FLAGS}
+    compiled("norm", "_add_normed", norm, sizes, num_warps=8)
 for gelu in (False, True):
     compiled("swiglu", "_glu", {"gate_up": BF16, "out": BF16}, {"BLOCK": 2048, "GELU": gelu})
 
@@ -135,29 +141,30 @@ state = ("requests", "computed", "pending", "emitted", "slots", "limits", "start
 state += ("counts", "positions", "writes", "reads", "drafts", "chosen", "ks", "results")
 types = dict.fromkeys(state, INT)
 streams = ("features", "embedding", "input_weight", "hidden_weight", "mask_feature", "x", "stream")
-types |= dict.fromkeys((*streams, "weight", "scaled", "kept"), BF16)
-types |= {"eps": "fp32", "newest": Newest, "places": Places}
+types |= dict.fromkeys((*streams, "weight", "scaled"), BF16)
+types |= {"eps": "fp32", "places": Places, "state": CycleState, "norms": FirstNorms}
+types |= {"penalties": Penalties, "rates": F32, "before_residual": "i1"}
 sizes = {"BATCH": 8, "HIDDEN": 4096, "READS": 8}
 compiled("cycle_state", "_draft_inputs", types, {**sizes, "BEFORE": False})
 compiled("cycle_state", "_verify_inputs", types, {"HIDDEN": 4096})
 sizes = {"COUNT": 8, "WIDTH": 8, "HIDDEN": 4096, "FEATURES": True}
-compiled("cycle_state", "_commit", types, sizes)
+compiled("cycle_state", "_advance", types, sizes)
 types = {"logits": BF16, "best": F32, "place": "*i32", "offsets": INT, "out": INT}
 compiled("argmax", "_part", types, {"BLOCK": 4096})
 compiled("argmax", "_merge", types, {"PARTS": 64, "OFFSETS": True})
 from peagle.ops.candidates import Candidates, Pairs
+from peagle.ops.race import Race
 from peagle.ops.sampling import Sampling
-from peagle.ops.triton.draft import Draws
 
 types = dict.fromkeys(("greedy", "requests", "firsts", "depths", "out"), INT)
-types |= {"table": Sampling(F32, INT, F32, F32, INT), "temperatures": F32}
+table = Sampling(F32, INT, F32, F32, INT)
+types |= {"table": table, "race": Race(table, INT, INT)}
 for logits, bits in ((BF16, 16), (F32, 32)):
     sizes = {"BITS": bits, "BLOCK": 8192, "DEPTHS": bits == 16}
     compiled("sampling", "_sample", types | {"logits": logits}, sizes, num_warps=32)
 types |= {"best": F32, "place": "*i32", "scores": F32}
 types |= dict.fromkeys(("ids", "tokens", "offsets"), INT)
-types |= dict.fromkeys(("top_ks", "seeds", "newest", "chosen"), INT)
-types |= dict.fromkeys(("min_ps",), F32)
+types["chosen"] = INT
 for logits, bits, races, skips in (
     (BF16, 16, True, True),
     (BF16, 16, True, False),
@@ -171,7 +178,7 @@ for logits, bits, races, skips in (
     sizes = {**switches, "COUNT": 16, "RACED": raced, "RACES": races, "LANES": 4096}
     merged = compiled("candidates", "_merge", types, sizes, num_warps=8)
     assert spilled(merged) == 0, "64 candidates each of 64 blocks, 262,144 tokens"
-types |= {"found": Candidates, "pairs": Pairs, "draws": Draws}
+types |= {"found": Candidates, "pairs": Pairs}
 types |= dict.fromkeys(("predecessor", "successor", "gates"), BF16)
 for pairs, warps in ((False, 1), (True, 4)):
     sizes = {"COUNT": 16, "RANK": 256 if pairs else 1, "PAIRS": pairs, "SHARPENING": 0.85}
@@ -221,26 +228,31 @@ for form, rows in ((False, 1), (True, 16)):
     flags = {"C": choice, "BLOCK_R": rows, "OVERLAP": form}
     compiled("routing", "_route_kernel", types, flags)
     compiled("routing", "_route_few_kernel", types, {**pieces, **flags})
-types = dict.fromkeys(("x", "weight", "bias", "out", "weights"), BF16) | ints | {"scales": F32}
-forms = ((False, 8, 768, 2048), (True, 4, 2880, 2880), (False, 8, 704, 2816))
-for biased, top_k, columns, depth in forms:
-    sizes = ExpertSizes(columns, depth, biased, pairs=16, lines=16, step=128)
-    gates = Gates(top_k, biased, 7.0, 1.702, gelu=columns == 704)
-    compiled("moe", "_gate_up_kernel", types, {"E": sizes, "G": gates})
-    compiled("moe", "_down_kernel", types, {"E": sizes, "OVERLAP": biased})
+types = dict.fromkeys(("x", "bias", "out"), BF16) | ints | {"by_row": F32}
 packed = {"numbers": "*i16", "results": ProductResults}
-from peagle.ops.triton.packed_sums import Operands, Packing
+from peagle.ops.triton.weights import Operands, Packing
 
 
 def packing(kind, high, wide, columns, run=128):
     return Packing(kind, run, high, wide, columns, False, False, False, 4 if run == 64 else 2)
 
 
-from peagle.ops.triton import quantized_experts
+from peagle.ops.triton import experts
 
-cases = [(k, n) for k in ("fp8", "mxfp4") for n in (16, quantized_experts.LARGEST_BLOCK)]
+DENSE = Packing("dense", 1, 1, 1, 1, False, False, False, 1)
+dense = dict.fromkeys(("numbers", "scales", "zeros", "factors"), BF16) | {"weight": Operands}
+forms = ((False, 8, 768, 2048), (True, 4, 2880, 2880), (False, 8, 704, 2816))
+for (biased, top_k, columns, depth), pairs in zip(forms, (16, 64, 128)):
+    gates = Gates(top_k, biased, 7.0, 1.702, gelu=columns == 704)
+    for own, flags in (("_gate_up_kernel", {"G": gates}), ("_down_kernel", {"OVERLAP": biased})):
+        split = experts.split_of(torch.empty(0), pairs, "G" in flags)
+        sizes = ExpertSizes(columns, depth, biased, pairs, split.lines, split.depth)
+        options = {"num_warps": split.warps, "num_stages": split.stages}
+        made = compiled("experts", own, types | dense, {"E": sizes, "W": DENSE, **flags}, **options)
+        assert spilled(made) == 0, (own, pairs)
+cases = [(k, n) for k in ("fp8", "mxfp4") for n in (16, experts.LARGEST_BLOCK)]
 for kind, block in cases:
-    mxfp4, tiling = kind == "mxfp4", quantized_experts.TILINGS[kind][block > 16]
+    mxfp4, tiling = kind == "mxfp4", experts.TILINGS[kind][block > 16]
     depth = 2880 if mxfp4 else 2048
     of_blocks = (1, 32, 96, 64) if mxfp4 else (128, 128, 16)
     sizes = {"E": ExpertSizes(768, depth, mxfp4, block, tiling.lines, tiling.depth)}
@@ -249,9 +261,9 @@ for kind, block in cases:
     types |= {**packed, "weight": Operands, "by_row": F32}
     types |= dict.fromkeys(("scales", "zeros", "factors"), "*u8" if mxfp4 else F32)
     options = {"num_warps": 4, "num_stages": tiling.stages}
-    gate_up = compiled("quantized_experts", "_gate_up_kernel", types, {**sizes, **gates}, **options)
+    gate_up = compiled("experts", "_gate_up_kernel", types, {**sizes, **gates}, **options)
     down = {**sizes, "OVERLAP": True}
-    down = compiled("quantized_experts", "_down_kernel", types, down, **options)
+    down = compiled("experts", "_down_kernel", types, down, **options)
     assert max(map(spilled, (gate_up, down))) <= 64, (kind, block)
 types = dict.fromkeys(("x", "bias", "stream", "norm", "out", "scaled"), BF16) | packed
 types |= dict.fromkeys(("squares", "scales", "zeros", "factors", "partial"), F32)
@@ -264,7 +276,7 @@ for rows, blocks, flags in (
 ):
     sizes = {"W": packing("fp8", 128 if blocks > 1 else 1, 4096 // blocks, blocks)}
     sizes |= {"ROWS": rows, "LINES": 64, "DEPTH": 128, **FLAGS, "F": product_form(64, **flags)}
-    compiled("quantized_product", "_product", types, sizes, num_stages=4)
+    compiled("skinny_product", "_product", types, sizes, num_stages=4)
 FOUR_BITS = {
     "nvfp4": Packing("nvfp4", 64, 1, 16, 256, False, True, True, 4),
     "mxfp4": Packing("mxfp4", 64, 1, 32, 128, False, False, False, 4),
@@ -277,13 +289,18 @@ for name, own in FOUR_BITS.items():
     types |= {"scales": kinds, "zeros": "*u8" if own.zeros else kinds, "factors": F32}
     for rows, flags in ((16, {"adds": True, "splits": 4}), (64, {"scaled": True, "gated": True})):
         constants = {**sizes, "W": own, "ROWS": rows, "F": product_form(64, **flags)}
-        made = compiled("quantized_product", "_product", types, constants, num_stages=4)
+        made = compiled("skinny_product", "_product", types, constants, num_stages=4)
         assert spilled(made) == 0, (name, rows)
     tile = {"W": own, "LINES": 16, "STEP": 256}
     compiled("widened", "_widen", {**types, "out": BF16}, tile)
-types |= dict.fromkeys(("scales", "zeros", "factors"), F32)
-import torch
-from peagle.ops.triton import quantized_product
+types |= dict.fromkeys(("numbers", "scales", "zeros", "factors"), BF16)
+for rows, apart in ((16, False), (128, True)):
+    form = product_form(1, splits=4, bias=True, apart=apart)
+    constants = {**sizes, "W": DENSE, "F": form}
+    made = compiled("skinny_product", "_product", types, {**constants, "ROWS": rows}, num_stages=3)
+    assert spilled(made) == 0, rows
+types |= {"numbers": "*i16"} | dict.fromkeys(("scales", "zeros", "factors"), F32)
+from peagle.ops.triton import skinny_product
 
 ROOM = 99 << 10  # of an L4 or an RTX 4090, for one program
 ADA = GPUTarget("cuda", 89, 32)
@@ -293,36 +310,36 @@ for kind, rows, programs, gpu, most in (
     *((F32, 16, 1, ADA, ROOM), (F32, 64, 500, ADA, ROOM), (F32, 130, 1, ADA, ROOM)),
     *((BF16, 64, 16, HOPPER, 227 << 10), (BF16, 130, 16, HOPPER, 227 << 10)),
 ):
-    quantized_product.shared_memory = lambda x: most
+    skinny_product.shared_memory = lambda x: most
     x = torch.empty(0, dtype=kinds[kind])
-    height = quantized_product.height_for(rows, 128, x)
-    room = quantized_product.room_of(x, 64 * 128)
-    stages = quantized_product.stages_for(
-        programs, quantized_product.step_bytes(height, 128, x), room, processors=58
+    height = skinny_product.height_for(rows, 128, x)
+    room = skinny_product.room_of(x, 64 * 128)
+    stages = skinny_product.stages_for(
+        programs, skinny_product.step_bytes(height, 128, x), room, processors=58
     )
     types |= dict.fromkeys(("x", "bias", "stream", "norm", "out", "scaled"), kind)
     flags = {"W": packing("fp8", 128, 128, 1), "ROWS": height, "OVERLAP": False}
     flags["F"] = product_form(64, gated=True)
     needed = compiled(
-        "quantized_product", "_product", types, {**sizes, **flags}, gpu, num_stages=stages
+        "skinny_product", "_product", types, {**sizes, **flags}, gpu, num_stages=stages
     ).metadata.shared
     assert needed <= most, (kind, rows, stages, needed)
-quantized_product.shared_memory = lambda x: ROOM
+skinny_product.shared_memory = lambda x: ROOM
 types = {**ints, "by_row": F32, "numbers": "*i16", "weight": Operands}
 for packed, kind, block in (
     *(("fp8", BF16, 32), ("fp8", BF16, 64), ("fp8", F32, 16)),
     *(("mxfp4", BF16, 32), ("mxfp4", BF16, 64), ("mxfp4", F32, 16)),
 ):
-    tiling, mxfp4 = quantized_experts.TILINGS[packed][block > 32], packed == "mxfp4"
+    tiling, mxfp4 = experts.TILINGS[packed][block > 32], packed == "mxfp4"
     x = torch.empty(0, dtype=kinds[kind])
-    stages = quantized_experts.stages_for(tiling, 4 if mxfp4 else 8, block, x)
+    stages = experts.stages_for(tiling, 4 if mxfp4 else 8, block, x)
     types |= dict.fromkeys(("x", "bias", "out"), kind)
     types |= dict.fromkeys(("scales", "zeros", "factors"), "*u8" if mxfp4 else F32)
     depth, of_blocks = (2880, (1, 32, 96, 64)) if mxfp4 else (2048, (1, 2048, 1))
     flags = {"E": ExpertSizes(768, depth, mxfp4, block, tiling.lines, tiling.depth)}
     flags |= {"W": packing(packed, *of_blocks), "G": Gates(8, True, 7.0, 1.702, gelu=False)}
     needed = compiled(
-        "quantized_experts", "_gate_up_kernel", types, flags, ADA, num_stages=stages
+        "experts", "_gate_up_kernel", types, flags, ADA, num_stages=stages
     ).metadata.shared
     assert needed <= ROOM, (packed, kind, block, stages, needed)
 types = {"x": BF16, "numbers": "*i16", "scales": F32}
@@ -330,12 +347,6 @@ for group, width, groups in ((128, 128, 16), (4096, 4096, 1)):
     sizes = {"LARGEST": 448.0, "LEAST": 1e-12, "GROUP": group, "GROUPS": groups}
     sizes |= {"RUNS": width // 128, "RUN": 128}
     compiled("quantized_activations", "_quantize", types, sizes)
-types = dict.fromkeys(("x", "weight", "bias", "out"), BF16) | {"partial": F32, "arrivals": "*i32"}
-for rows, shared in ((16, True), (128, False)):
-    sizes = {"ROWS": rows, "LINES": 64, "DEPTH": 128, "SPLITS": 4, "SHARED": shared, "BIAS": True}
-    compiled("batch_invariant", "_product", types, {**sizes, **FLAGS}, num_stages=3)
-types = dict.fromkeys(("stream", "outputs", "weight", "total", "out"), BF16)
-compiled("moe", "_add_kernel", types, {"TOP_K": 8, "BLOCK": 2048, "OVERLAP": True}, num_warps=8)
 types = {"draft": BF16, "target": BF16, "which": INT, "weights": F32, "losses": F32}
 for kl in (False, True):
     compiled("divergence", "_weigh", types, {"KL": kl, "BLOCK": 4096})

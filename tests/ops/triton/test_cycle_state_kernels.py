@@ -1,5 +1,3 @@
-from dataclasses import fields, replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -34,8 +32,7 @@ def state(device: torch.device) -> CycleState:
 
 
 def moved(value, device):  # type: ignore[no-untyped-def]
-    changes = {f.name: getattr(value, f.name) for f in fields(value)}
-    return replace(value, **{k: v.to(device) for k, v in changes.items() if torch.is_tensor(v)})
+    return type(value)(*(v.to(device) if torch.is_tensor(v) else v for v in value))
 
 
 def twin(state: CycleState) -> CycleState:
@@ -46,7 +43,7 @@ def twin(state: CycleState) -> CycleState:
 
 def columns(state: CycleState) -> dict[str, Tensor]:
     """All but its penalties."""
-    return {name: column for name, column in vars(state).items() if torch.is_tensor(column)}
+    return {name: column for name, column in state._asdict().items() if torch.is_tensor(column)}
 
 
 def same(one: Tensor, other: Tensor) -> None:
@@ -114,7 +111,8 @@ def test_commit(state: CycleState, device: torch.device, with_features: bool, co
     expected = twin(state)
     reference.commit(expected, requests, Path(drafts, chosen), features)
     moved_features = None if features is None else features.to(device)
-    kernel.commit(state, requests.to(device), drafts.to(device), chosen.to(device), moved_features)
+    path = Path(drafts.to(device), chosen.to(device))
+    kernel.advance(state, requests.to(device), path, moved_features)
     for name, column in columns(state).items():
         same(column, getattr(expected, name))
 
@@ -129,7 +127,8 @@ def test_commit_without_drafts(state: CycleState, device: torch.device, waits: b
     features = torch.randn(3, HIDDEN) if waits else None
     expected, moved_features = twin(state), None if features is None else features.to(device)
     reference.commit(expected, requests, Path(drafts, chosen), features)
-    kernel.commit(state, requests.to(device), drafts.to(device), chosen.to(device), moved_features)
+    path = Path(drafts.to(device), chosen.to(device))
+    kernel.advance(state, requests.to(device), path, moved_features)
     for name, column in columns(state).items():
         same(column, getattr(expected, name))
     assert state.pending[[1, 0, 2]].tolist() == ([5, 2, 1] if waits else [1, 1, 1])

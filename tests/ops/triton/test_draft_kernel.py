@@ -1,7 +1,5 @@
 """Candidates, and drafts drawn among them: the kernels and their twins."""
 
-from dataclasses import fields, replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -37,10 +35,7 @@ def race() -> Race:
 def moved(value, device: torch.device):  # type: ignore[no-untyped-def]
     if torch.is_tensor(value):
         return value.to(device)
-    if isinstance(value, tuple):
-        return type(value)(*(moved(column, device) for column in value))
-    columns = {f.name: moved(getattr(value, f.name), device) for f in fields(value)}
-    return replace(value, **columns)
+    return type(value)(*(moved(column, device) for column in value))
 
 
 def offsets() -> Tensor:
@@ -85,7 +80,7 @@ def test_the_likeliest(device: torch.device, block: int, dtype: torch.dtype, cou
 def test_greedy_requests_get_the_first_of_the_likeliest(device: torch.device, block: int) -> None:
     from peagle.ops.triton import candidates as kernel
 
-    known = replace(race(), requests=torch.tensor([2, 0, 5]))
+    known = race()._replace(requests=torch.tensor([2, 0, 5]))
     logits = torch.randint(-2, 3, (len(known.requests) * SLOTS, DRAFT_VOCAB)).float()
     greedy = (known.sampling.temperature[known.requests] == 0).repeat_interleave(SLOTS)
     broken = int(greedy.nonzero()[0])
@@ -139,7 +134,7 @@ def test_the_earliest(
 
 def test_who_is_drawn_is_often_none_of_the_likeliest() -> None:
     torch.manual_seed(5)
-    known = replace(race(), requests=torch.tensor([0, 3]))
+    known = race()._replace(requests=torch.tensor([0, 3]))
     logits = torch.randn(2 * 7, DRAFT_VOCAB) / 2
     found = candidates.earliest(logits, offsets(), 16, known).by_request(7)
     drawn = draft.draw(found, None, known)

@@ -57,5 +57,6 @@ def test_matches_are_weighed_alike(device, price: float):
     expected = torch.linspace(-1, 1, LONGEST + 1)
     found = expected.to(device, copy=True)
     lookup.weigh(expected, Found(tokens, lengths, lengths > 0), Path(drafts, chosen), price)
-    kernel.weigh(found, *(x.to(device) for x in (tokens, lengths, drafts, chosen)), price)
+    tokens, lengths, drafts, chosen = (x.to(device) for x in (tokens, lengths, drafts, chosen))
+    kernel.weigh(found, Found(tokens, lengths, lengths > 0), Path(drafts, chosen), price)
     torch.testing.assert_close(found.cpu(), expected)

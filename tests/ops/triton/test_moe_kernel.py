@@ -3,6 +3,7 @@ import torch
 from torch import Tensor
 
 from peagle.ops import moe as reference
+from peagle.ops import triton
 from peagle.ops.moe import Clamped, Experts, ExpertWeights
 from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.products.normed import Normed
@@ -67,14 +68,12 @@ def test_sizes_of_several_steps_and_strips(device: torch.device, hidden: int, in
     assert_equal_to_the_reference(x, weights, 2, normalize=True)
 
 
-@pytest.mark.parametrize(
-    ("rows", "tiles"), [(9, "FEW"), (60, "SEVERAL"), (100, "SOME"), (300, "MANY")]
-)
-def test_half_the_bytes_and_every_size_of_tile(device: torch.device, rows: int, tiles: str):
+@pytest.mark.parametrize(("rows", "block"), [(9, 16), (60, 32), (100, 64), (300, 128)])
+def test_half_the_bytes_and_every_size_of_tile(device: torch.device, rows: int, block: int):
     """In float16; the interpreter computes bfloat16 wrongly."""
     from peagle.ops.triton import moe as kernels
 
-    assert kernels.tiles_for(rows * 2 / 8, torch.float16) is getattr(kernels, tiles)
+    assert kernels.block_for(rows * 2 / 8, torch.float16) == block
     x = torch.randn(rows, 64).to(device).half()
     weights = tuple(weight.to(device).half() for weight in made(8, 64, 32))
     assert_equal_to_the_reference(x, weights, 2, normalize=True, atol=4e-3)
@@ -87,13 +86,13 @@ def test_warming_up_meets_every_size_of_tile_that_passes_reach(
     """But the smallest, which any pass of few rows has."""
     from peagle.ops.triton import moe as kernels
 
-    met, tiles_for = [], kernels.tiles_for
-    monkeypatch.setattr(kernels, "tiles_for", lambda *args: met.append(tiles_for(*args)) or met[-1])
-    monkeypatch.setattr(reference, "has_kernels", lambda x: True)
+    met, block_for = [], kernels.block_for
+    monkeypatch.setattr(kernels, "block_for", lambda *args: met.append(block_for(*args)) or met[-1])
+    monkeypatch.setattr(triton, "has_kernels", lambda x: True)
     experts = Experts(16, 8, 8, 2, normalize=True).requires_grad_(False)
     experts.router.data, experts.gate_up.data, experts.down.data = made(8, 16, 8)
     experts.to(device).half().warm_up(most)
-    assert met == [kernels.SEVERAL, kernels.SOME, kernels.MANY][:sizes]
+    assert met == [32, 64, 128][:sizes]
 
 
 @pytest.mark.parametrize("rows", [4, 30])
@@ -178,7 +177,7 @@ def test_the_module_takes_the_kernels_where_they_serve(
 ):
     from peagle.ops.triton import moe as kernels
 
-    monkeypatch.setattr(reference, "has_kernels", lambda x: True)
+    monkeypatch.setattr(triton, "has_kernels", lambda x: True)
     module = Experts(40, 24, 8, 3, normalize=True).requires_grad_(False)
     module.router.data, module.gate_up.data, module.down.data = made(8, 40, 24)
     module, x = module.to(device), torch.randn(4, 40).to(device)
@@ -196,6 +195,8 @@ def test_the_sum_with_a_stream_and_its_norm(device: torch.device, rows: int, sca
 
     stream, before = (torch.randn(rows, 40).to(device) for _ in range(2))
     norms = [torch.rand(40).to(device) + 0.5 for _ in range(2)]
+    norm = RMSNorm(40, 1e-6).to(device).requires_grad_(False)
+    norm.weight.copy_(norms[1])
     weights = tuple(weight.to(device) for weight in made(6, 40, 17))
     clamped = clamp(weights) if rows % 2 else None
     normed = rms_norm(before, norms[0], 1e-5)
@@ -205,25 +206,28 @@ def test_the_sum_with_a_stream_and_its_norm(device: torch.device, rows: int, sca
         parts = (before[:, :16], before[:, 16:32], before[:, 32:])
         squares[:, :rows] = torch.stack([part.square().sum(dim=1) for part in parts])
         x = Normed(before * norms[0], squares, 1e-5)
-    total, out = kernels.add(x, stream, norms[1], 1e-6, ExpertWeights(*weights, 2, True, clamped))
+    limit = None if clamped is None else clamped.limit
+    experts = Experts(40, 17, 6, 2, True, limit).requires_grad_(False)
+    experts.router.data, experts.gate_up.data, experts.down.data = weights
+    if clamped is not None:
+        given = clamped.router, clamped.gate_up, clamped.down
+        experts.router_bias.data, experts.gate_up_bias.data, experts.down_bias.data = given
+    total, out = kernels.add_mixture(x, experts, stream, norm)
     expected = stream + reference.moe(normed, ExpertWeights(*weights, 2, True, clamped))
     torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(out, rms_norm(expected, norms[1], 1e-6), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out.x, rms_norm(expected, norms[1], 1e-6), atol=1e-5, rtol=1e-5)
 
 
 def test_a_layer_s_mixture_is_the_same_with_kernels(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ):
-    from peagle.ops import residual
-
     experts = Experts(40, 24, 8, 3, normalize=True).requires_grad_(False)
     experts.router.data, experts.gate_up.data, experts.down.data = made(8, 40, 24)
     experts, norm = experts.to(device), RMSNorm(40, 1e-6).to(device).requires_grad_(False)
     x, stream = (torch.randn(5, 40).to(device) for _ in range(2))
     total = stream + reference.moe(x, experts.weights())
     for fast in (False, True):
-        for module in (residual, reference):
-            monkeypatch.setattr(module, "has_kernels", lambda x, fast=fast: fast)
+        monkeypatch.setattr(triton, "has_kernels", lambda x, fast=fast: fast)
         found, normed = add_mixture(Normed(x, None, 1e-6), experts, stream, norm)
         torch.testing.assert_close(found, total, atol=1e-5, rtol=1e-5)
         expected = rms_norm(total, norm.weight, 1e-6)

@@ -11,11 +11,12 @@ from peagle.engine.device.worker import captures_cycles
 from peagle.models.decoder import Decoder
 from peagle.models.spec import DecoderSpec, ExpertsSpec, LayerSpec
 from peagle.ops import moe as reference
+from peagle.ops import triton
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Clamped, ExpertWeights
 from peagle.ops.norm import rms_norm
-from peagle.ops.products import choice, widened
 from peagle.ops.products import quantized_activations as products
+from peagle.ops.products import widened
 from peagle.ops.products.choice import choose
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Epilogue
@@ -90,11 +91,11 @@ def depth_for(form: str) -> int:
 def test_a_product_of_few_bits(device: torch.device, rows: int, form: str):
     """With an odd number of outputs."""
     from peagle.ops.triton import few_rows as kernels
-    from peagle.ops.triton import quantized_product
+    from peagle.ops.triton import skinny_product
 
     made = int8_weight(201, 320) if form == "int8" else four_bits(form, 201, depth_for(form))
     weight = made.to(device)
-    assert quantized_product.takes(weight, weight.device)
+    assert skinny_product.takes(weight, weight.device)
     x, bias = torch.randn(rows, weight.shape[1]).to(device), torch.randn(201).to(device)
     found, wanted = kernels.linear(x, None, 1e-5, weight, bias), x @ weight.dense().T + bias
     scale = weight.dense().abs().amax(1) * weight.shape[1] ** 0.5  # factors are far apart
@@ -120,7 +121,7 @@ def test_many_rows_are_multiplied_by_what_is_widened_first(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ):
     """In strips, whatever the norm and the bias."""
-    monkeypatch.setattr(choice, "has_kernels", lambda x: True)
+    monkeypatch.setattr(triton, "has_kernels", lambda x: True)
     monkeypatch.setattr(widened, "STRIP", 64 * 320)
     layer = Linear(320, 200, bias=True).to(device)
     torch.nn.init.normal_(layer.bias)
@@ -189,10 +190,10 @@ def test_a_norm_a_gate_and_an_addition(
 def test_a_row_alone_is_what_it_is_among_others(device: torch.device):
     """How the depth is divided does not depend on the rows."""
     from peagle.ops.triton import few_rows as kernels
-    from peagle.ops.triton import quantized_product
+    from peagle.ops.triton import skinny_product
 
     weight = fp8_weight(96, 2048, block=(128, 128)).to(device)
-    assert quantized_product.splits_of(96, 2048, 132) > 1
+    assert skinny_product.splits_of(96, 2048, 132) > 1
     x = torch.randn(64, 2048).to(device)
     whole = kernels.linear(x, None, 1e-5, weight, None)
     for rows in (1, 8, 16, 32):
@@ -284,7 +285,7 @@ def test_few_rows_keep_their_activations(monkeypatch: pytest.MonkeyPatch):
     """And so do weights that no one said are made for it, other types, and other GPUs."""
     layer = dynamic_layer(128, 512, (128, 128))
     assert not rounds(129, layer)
-    monkeypatch.setattr(choice, "has_kernels", lambda x: True)
+    monkeypatch.setattr(triton, "has_kernels", lambda x: True)
     monkeypatch.setattr(products, "on_hopper", lambda x: True)
     assert rounds(129, layer)
     assert not rounds(128, layer)
@@ -311,7 +312,7 @@ def test_blocks_that_cublas_multiplies(
     wanted: bool,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(choice, "has_kernels", lambda x: True)
+    monkeypatch.setattr(triton, "has_kernels", lambda x: True)
     monkeypatch.setattr(products, "on_hopper", lambda x: True)
     assert rounds(129, dynamic_layer(outputs, depth, block)) == wanted
 
@@ -326,7 +327,8 @@ def dynamic_layer(outputs: int, depth: int, block: tuple[int, int] | None) -> Li
 
 def test_a_gpu_without_fp8_widens_whole_weights_and_says_so_once(monkeypatch: pytest.MonkeyPatch):
     """Not experts in MXFP4, whose bits are moved; and layers with experts are not captured."""
-    from peagle.ops.triton import quantized_experts, quantized_product
+    from peagle.ops.triton import experts as products
+    from peagle.ops.triton import skinny_product
 
     dense, old, new = fp8_weight(64, 128, block=None), torch.device("cuda", 6), (8, 9)
     experts = expert_weights("rows", 2, 128, 128)
@@ -334,12 +336,12 @@ def test_a_gpu_without_fp8_widens_whole_weights_and_says_so_once(monkeypatch: py
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: (8, 0) if d == old else new)
     monkeypatch.setattr(QuantizedWeight, "device", old)
     with warnings.catch_warnings(record=True, action="always") as told:
-        assert not quantized_product.takes(dense, old)
-        assert not any(map(quantized_experts.takes, experts))
+        assert not skinny_product.takes(dense, old)
+        assert not any(map(products.takes, experts))
     said = ["A100 has no FP8 instructions: FP8 weights are slow on it"]
     assert [str(warning.message) for warning in told] == said
-    assert all(map(quantized_experts.takes, expert_weights("mxfp4", 2, 128, 128)))
-    assert quantized_product.takes(dense, torch.device("cuda", 7))
+    assert all(map(products.takes, expert_weights("mxfp4", 2, 128, 128)))
+    assert skinny_product.takes(dense, torch.device("cuda", 7))
 
 
 @pytest.mark.parametrize(("inner", "captured"), [(128, True), (96, False)])

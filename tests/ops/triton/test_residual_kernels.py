@@ -1,8 +1,9 @@
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from peagle.ops.norm import rms_norm
+from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.swiglu import swiglu
 
 
@@ -51,19 +52,24 @@ def test_products_are_rounded_before_the_gate_is_taken(device: torch.device) -> 
 
 
 def test_norm_takes_rows_with_a_stride(device: torch.device) -> None:
-    from peagle.ops.triton import residual
+    from peagle.ops.triton import norm as kernels
 
     wide, weight = draw(5, 3 * 40, device=device), draw(40, device=device)
     middle = wide[:, 40:80]
-    torch.testing.assert_close(
-        residual.rms_norm(middle, weight, 1e-6), rms_norm(middle, weight, 1e-6)
-    )
+    found = kernels.normed(middle, norm_of(weight))
+    torch.testing.assert_close(found.x, rms_norm(middle, weight, 1e-6))
 
 
 def test_add_rms_norm(device: torch.device) -> None:
-    from peagle.ops.triton import residual
+    from peagle.ops.triton import norm as kernels
 
     stream, x, weight = (draw(*shape, device=device) for shape in ((5, 48), (5, 48), (48,)))
-    total, out = residual.add_rms_norm(stream, x, weight, 1e-6)
+    total, out = kernels.add_normed(x[:, None], stream, norm_of(weight))
     torch.testing.assert_close(total, stream + x)
-    torch.testing.assert_close(out, rms_norm(stream + x, weight, 1e-6))
+    torch.testing.assert_close(out.x, rms_norm(stream + x, weight, 1e-6))
+
+
+def norm_of(weight: Tensor) -> RMSNorm:
+    norm = RMSNorm(len(weight), 1e-6)
+    norm.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return norm

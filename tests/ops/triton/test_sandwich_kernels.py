@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peagle.ops import sandwich
+from peagle.ops import sandwich, triton
 from peagle.ops.moe import ScaledExperts
 from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.products.normed import Normed
@@ -55,7 +55,7 @@ def test_an_addition_under_its_own_norm(
     scaled: bool,
 ):
     """The norms differ in their eps, which counts where numbers are small."""
-    monkeypatch.setattr(sandwich, "has_kernels", lambda x: fast)
+    monkeypatch.setattr(triton, "has_kernels", lambda x: fast)
     product, stream = (draw(device, rows, width) * 1e-2 for _ in range(2))
     own, norm = norm_of(width, device, 1e-3), norm_of(width, device, 1e-2)
     scalar = torch.tensor([0.7], device=device) if scaled else None
@@ -72,7 +72,7 @@ def test_an_addition_under_its_own_norm(
 def test_what_a_mixture_reads(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, fast: bool, rows: int, width: int
 ):
-    monkeypatch.setattr(sandwich, "has_kernels", lambda x: fast)
+    monkeypatch.setattr(triton, "has_kernels", lambda x: fast)
     product, stream = (draw(device, rows, width) for _ in range(2))
     own, norm, mixture = *norms_of(2, width, device), mixture_of(width, device)
     total, inputs = sandwich.add_before_mixture(product, own, stream, norm, mixture)
@@ -91,7 +91,7 @@ def test_what_a_mixture_reads(
 def test_an_addition_of_mlp_and_experts(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, fast: bool, rows: int, width: int
 ):
-    monkeypatch.setattr(sandwich, "has_kernels", lambda x: fast)
+    monkeypatch.setattr(triton, "has_kernels", lambda x: fast)
     monkeypatch.setattr(ScaledExperts, "summands", lambda self, x, routed: summands)
     dense, stream, x = (draw(device, rows, width) for _ in range(3))
     summands, (norm,) = draw(device, rows, 3, width), norms_of(1, width, device)

@@ -5,7 +5,7 @@ import torch
 from test_quantized_kernels import fp8_weight
 from torch import Tensor
 
-from peagle.ops import moe as reference
+from peagle.ops import triton
 from peagle.ops.moe import ExpertWeights, ScaledExperts
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -33,9 +33,9 @@ def both(module: ScaledExperts, x: Tensor, routed: Tensor) -> tuple[Tensor, Tens
 
     given = module.router, module.gate_up, module.down, module.top_k, True
     weights = ExpertWeights(*given, factors=module.factors)
-    found = kernels.summands(x, module.scaled(routed), weights)
+    found = kernels.summands(x, weights, module.scaled(routed))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "has_kernels", lambda x: False)
+        patch.setattr(triton, "has_kernels", lambda x: False)
         return found, module(x, routed)
 
 
@@ -74,7 +74,7 @@ def test_the_module_takes_the_kernels_where_they_serve(
 ):
     module, x, routed = made(40, 24, 8, 3).to(device), *torch.randn(2, 4, 40).to(device)
     found, expected = both(module, x, routed)
-    monkeypatch.setattr(reference, "has_kernels", lambda x: True)
+    monkeypatch.setattr(triton, "has_kernels", lambda x: True)
     assert torch.equal(module(x, routed), found.sum(dim=1))
     torch.testing.assert_close(module(x, routed), expected, **CLOSE)
 
@@ -84,13 +84,13 @@ def test_warming_up_meets_the_sizes_of_tiles_that_passes_reach(
 ):
     from peagle.ops.triton import moe as kernels
 
-    met, tiles_for = set(), kernels.tiles_for
+    met, block_for = set(), kernels.block_for
     monkeypatch.setattr(
-        kernels, "tiles_for", lambda *args: met.add(tiles_for(*args)) or tiles_for(*args)
+        kernels, "block_for", lambda *args: met.add(block_for(*args)) or block_for(*args)
     )
-    monkeypatch.setattr(reference, "has_kernels", lambda x: True)
+    monkeypatch.setattr(triton, "has_kernels", lambda x: True)
     made(16, 8, 8, 2).to(device).half().warm_up(200)
-    assert met == {kernels.SEVERAL, kernels.SOME}
+    assert met == {32, 64}
 
 
 @on_a_gpu

@@ -12,7 +12,7 @@ from peagle.ops import tree as reference
 from peagle.ops.acceptance import accept
 from peagle.ops.candidates import Candidates, Pairs
 from peagle.ops.cycle_state import CycleState
-from peagle.ops.draft import NO_DRAFT
+from peagle.ops.draft import NO_DRAFT, Draft
 
 REQUESTS = len(SETTINGS) + 1
 
@@ -52,8 +52,7 @@ def test_drafts_branch_where_slots_and_penalties_allow(device: torch.device):
     requests = torch.tensor([6, 5, 4, 3, 2, 1, 0, 0])
     wanted = reference.find_unbranched(state, requests, 9)
     assert wanted.tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
-    given = state.penalties.rates, state.computed, state.limits, requests
-    found_ones = kernels.find_unbranched(*(each.to(device) for each in given), 9)
+    found_ones = kernels.find_unbranched(moved(state, device), requests.to(device), 9)
     assert torch.equal(found_ones.cpu(), wanted)
 
 
@@ -78,7 +77,7 @@ def test_a_tree_is_made_of_the_likeliest_paths():
     shares = torch.tensor([[[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]]]).log()
     ids = torch.tensor([[[7, 8, 9], [4, 5, 6]]])
     of_one = race()
-    of_one = replace(of_one, requests=torch.tensor([2]))
+    of_one = of_one._replace(requests=torch.tensor([2]))
     grown = reference.grow(Candidates(shares, ids, ids), None, of_one, 6, torch.zeros(1))
     # 0.5, then 0.30, 0.30 (after the first), 0.2, 0.18, 0.15: of equals whichever
     assert grown.tokens[0, 0] == 7
@@ -105,8 +104,8 @@ def test_walking(device: torch.device, nodes: int):
     chosen[::4, 1] = grown.tokens[::4, 2]
     wanted = accept(grown, chosen)
     tree = grown.tree._replace(parents=grown.tree.parents.to(device))
-    walked = kernels.walk(grown.tokens.to(device), tree, chosen.to(device))
-    for column, expected in zip(walked, vars(wanted).values(), strict=True):
+    walked = kernels.accept(Draft(grown.tokens.to(device), tree), chosen.to(device))
+    for column, expected in zip(vars(walked).values(), vars(wanted).values(), strict=True):
         assert torch.equal(column.cpu(), expected)
     assert wanted.reads[-1, 0] == (REQUESTS - 1) * (nodes + 1)
     assert (wanted.drafts >= 0).sum() > 1

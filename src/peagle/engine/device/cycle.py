@@ -105,14 +105,13 @@ class DeviceProposerRows:
         rows = self if self.own else self._own()
         emitted, features = tokens[:, None], features[:, None]
         computed = rows.state.computed + 1
-        state = replace(rows.state, computed=computed, emitted=emitted, features=features)
+        state = rows.state._replace(computed=computed, emitted=emitted, features=features)
         return replace(rows, state=state)
 
     def _own(self) -> "DeviceProposerRows":
         state, requests = self.state, self.requests
         places = torch.arange(len(requests), device=requests.device)
-        state = replace(
-            state,
+        state = state._replace(
             slots=state.slots.index_select(0, requests),
             limits=state.limits.index_select(0, requests),
             computed=state.computed.index_select(0, requests),

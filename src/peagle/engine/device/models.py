@@ -21,6 +21,7 @@ from peagle.ops.cached_attention import PassRows, QKVSpec, attend_product, divid
 from peagle.ops.delta_net import DeltaRows
 from peagle.ops.products.normed import Normed
 from peagle.ops.softcap import softcap
+from peagle.ops.triton.fences import fences
 
 Attention = Callable[[KVCache], AttendProduct]
 """A model's cache -> the attention of one pass."""
@@ -178,8 +179,7 @@ def _attend(cache: KVCache, rows: PassRows, specs: Mapping[int, QKVSpec]) -> Att
     """Attention of a pass's layers over their cache.
 
     Contexts are divided among programs here, in a launch before the first layer's, for all layers
-    of the same heads together. After the first layer `rows` are settled (`attend_product`): the
-    launches between two layers' attentions include one that waits for everything before it.
+    of the same heads together.
     """
     by_sizes: dict[tuple[int, int, int], PassRows] = {}
     by_spec: dict[tuple[int | None, tuple[int, int, int]], PassRows] = {}
@@ -190,8 +190,10 @@ def _attend(cache: KVCache, rows: PassRows, specs: Mapping[int, QKVSpec]) -> Att
         if key not in by_spec:
             by_spec[key] = cache.rows_for(spec.window, by_sizes[spec.sizes])
 
+    opened = fences()
+
     def attend(layer: int, qkv: Tensor, spec: QKVSpec) -> Tensor:
         of_layer = by_spec[spec.window, spec.sizes]
-        return attend_product(qkv, spec, cache.layers[layer], of_layer, layer > 0)
+        return attend_product(qkv, spec, cache.layers[layer], of_layer, opened)
 
     return attend

@@ -59,7 +59,7 @@ def captures_cycles(target: Decoder, needs: Needs) -> bool:
         warnings.warn(f"no GPU kernels for head_dim {sizes}: running plain torch", stacklevel=2)
         return False
     if not all(e.has_kernels() for e in target.modules() if isinstance(e, RoutedExperts)):
-        if kernels("quantized_product").able(target.embed.weight.device):  # else it has said so
+        if kernels("skinny_product").able(target.embed.weight.device):  # else it has said so
             message = "no GPU kernels for these experts' weights: running plain torch"
             warnings.warn(message, stacklevel=2)
         return False

@@ -17,14 +17,11 @@ class BatchInvariant(CuBLAS):
         return layer.batch_invariant and x.squares is None and covers(layer.weight)
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
-        weight = layer.weight
-        if isinstance(weight, QuantizedWeight):
-            return kernels("few_rows").linear(x.x, None, x.eps, weight, layer.bias)
-        return kernels("batch_invariant").linear(x.x, weight, layer.bias)
+        return kernels("few_rows").invariant(x.x, layer.weight, layer.bias)
 
 
 def covers(weight: Weight) -> bool:
     """Whether such a kernel multiplies a weight where it is."""
     if isinstance(weight, QuantizedWeight):
-        return kernels("quantized_product").takes(weight, weight.device)
+        return kernels("skinny_product").takes(weight, weight.device)
     return isinstance(weight, Tensor)

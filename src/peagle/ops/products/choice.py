@@ -11,10 +11,11 @@ from peagle.ops.products.product import Epilogue, Product
 from peagle.ops.products.quantized_activations import QuantizedActivations
 from peagle.ops.products.weight_only import WeightOnly
 from peagle.ops.products.widened import Widened
-from peagle.ops.triton import has_kernels
+from peagle.ops.triton import Kernels
 from peagle.ops.weight import format_of
 
 PLAIN = Plain()
+LAUNCHES = Kernels("few_rows")
 KERNELS: tuple[Kernel, ...] = (
     BatchInvariant(),
     QuantizedActivations(),
@@ -29,7 +30,7 @@ KERNELS: tuple[Kernel, ...] = (
 
 def choose(x: Normed, layer: Linear, epilogue: Epilogue) -> Kernel:
     """The kernel for `x @ weight.T` and what follows."""
-    if not has_kernels(x.x):
+    if LAUNCHES.chosen(x.x) is None:
         return PLAIN
     product = product_of(x, layer, epilogue)
     return next(kernel for kernel in KERNELS if kernel.takes(product, x, layer))

@@ -18,11 +18,11 @@ class WeightOnly(FewRows, CuBLAS):
     def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
         weight = layer.weight
         packed = isinstance(weight, QuantizedWeight)
-        return packed and kernels("quantized_product").takes(weight, weight.device)
+        return packed and kernels("skinny_product").takes(weight, weight.device)
 
     def gated(self, x: Normed, layer: Linear) -> Tensor:
         return (FewRows if layer.bias is None else CuBLAS).gated(self, x, layer)
 
     def add(self, x: Normed, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
-        few = len(x.x) <= kernels("quantized_product").FUSED_ROWS
+        few = len(x.x) <= kernels("skinny_product").FUSED_ROWS
         return (FewRows if few else CuBLAS).add(self, x, layer, stream, norm)

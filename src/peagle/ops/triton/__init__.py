@@ -1,16 +1,20 @@
-"""GPU kernels behind the signatures of the torch references one folder up, by `kernels(name)`.
+"""GPU kernels behind the signatures of the torch references one folder up.
 
-Beside those: `few_rows`, products of tensors (`residual`) and packed weights (`quantized_product`);
+Beside those: `few_rows`, products of tensors (`residual`) and of any weights (`skinny_product`);
 `layer_chain`, a faster form of what they do; `hopper_attention`, one of `cached_attention`;
 `tiles`, how products of few rows are cut; `launch`, how kernels follow one another.
+
+An op says beside its reference, by `in_kernels`, when a kernel takes its place; `products.choice`
+does so for products. Nothing else asks where a tensor is.
 """
 
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import ModuleType
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,23 +34,54 @@ def has_kernels(x: Tensor) -> bool:
 
 def on_hopper(x: Tensor) -> bool:
     """Whether x is on a Hopper GPU, and Triton is there."""
-    return has_kernels(x) and torch.cuda.get_device_capability(x.device)[0] == HOPPER
+    there = AVAILABLE and x.is_cuda
+    return there and torch.cuda.get_device_capability(x.device)[0] == HOPPER
 
 
-def in_kernels(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Makes of a reference an op: where its first tensor is on a GPU, the function of its name
-    among some kernels is called in its place."""
+@dataclass(frozen=True)
+class Kernels:
+    """Kernels of a module, and when they are chosen."""
 
-    def op(reference: Callable[P, T]) -> Callable[P, T]:
+    name: str
+    """The module's."""
+    when: Callable[..., bool] | None = None
+    """Whether they take some arguments, which follow the module; None: all."""
+    hopper: bool = False
+    """Whether only a Hopper GPU has them."""
+
+    def chosen(self, *args: Any) -> ModuleType | None:
+        """The module, where it takes arguments of which the first tensor is on a GPU."""
+        there = on_hopper if self.hopper else has_kernels
+        if not there(_first_tensor(args)):
+            return None
+        module = kernels(self.name)
+        return module if self.when is None or self.when(module, *args) else None
+
+    def op(self, reference: Callable[P, T]) -> Callable[P, T]:
+        """Make of a reference an op: where the kernels are chosen, the function of its name among
+        them is called in its place."""
+
         @functools.wraps(reference)
         def call(*args: P.args, **named: P.kwargs) -> T:
-            if has_kernels(cast(Tensor, args[0])):
-                return getattr(kernels(name), reference.__name__)(*args, **named)
-            return reference(*args, **named)
+            module = self.chosen(*args)
+            chosen = reference if module is None else getattr(module, reference.__name__)
+            result: T = chosen(*args, **named)
+            return result
 
         return call
 
-    return op
+
+def in_kernels(
+    name: str, when: Callable[..., bool] | None = None, hopper: bool = False
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """The decorator of `Kernels.op`, and its fields."""
+    return Kernels(name, when, hopper).op
+
+
+def _first_tensor(args: Iterable[Any]) -> Tensor:
+    """The first one among arguments and what they are tuples of."""
+    flat = (x for arg in args for x in (arg if isinstance(arg, tuple) else (arg,)))
+    return next(x for x in flat if isinstance(x, Tensor))
 
 
 @functools.cache

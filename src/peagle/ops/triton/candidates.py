@@ -12,6 +12,7 @@ from torch import Tensor
 
 from peagle.ops.candidates import RACED, Candidates
 from peagle.ops.race import Race
+from peagle.ops.sampling import Sampling
 from peagle.ops.triton.sampling import arrival_time, ordered, row_key
 
 BLOCK = 4096
@@ -20,57 +21,60 @@ BLOCK = 4096
 def likeliest(logits: Tensor, offsets: Tensor, count: int) -> Candidates:
     """As the reference; logits with any row stride."""
     count = min(count, logits.shape[1])
-    unused = (offsets,) * 6
-    return _found(logits, offsets, (count, count), unused, 1, 0, RACES=False, SKIPS=False)
+    return _found(logits, offsets, count, count, None)
 
 
 def earliest(
     logits: Tensor, offsets: Tensor, count: int, race: Race, depth: int = 0, whole: bool = True
 ) -> Candidates:
     """As the reference; logits with any row stride."""
-    how, vocab = race.sampling, logits.shape[1]
-    settings = how.temperature, race.requests, how.top_k, how.min_p, how.seeds, race.newest
+    vocab = logits.shape[1]
     counts = min(count, vocab), min(max(RACED, count), vocab)
-    of_request = len(logits) // len(race.requests)
-    return _found(logits, offsets, counts, settings, of_request, depth, RACES=True, SKIPS=not whole)
+    return _found(logits, offsets, *counts, race, depth, skips=not whole)
 
 
 def _found(
     logits: Tensor,
     offsets: Tensor,
-    counts: tuple[int, int],
-    settings: tuple[Tensor, ...],
-    of_request: int,
-    depth: int,
-    **switches: bool,
+    count: int,
+    raced: int,
+    race: Race | None,
+    depth: int = 0,
+    skips: bool = False,
 ) -> Candidates:
-    """counts: candidates of a row, and the likeliest drafts among which they are; settings:
-    temperatures of a table's rows, each request's row, and what else a race reads."""
+    """count: candidates of a row; raced: the likeliest drafts among which they are; skips: whether
+    greedy rows need but one."""
     rows, vocab = logits.shape
-    count, raced = counts
     parts = triton.cdiv(vocab, BLOCK)
     best = torch.empty(rows, parts, raced, dtype=torch.float32, device=logits.device)
     place = torch.empty(rows, parts, raced, dtype=torch.int32, device=logits.device)
     scores = torch.empty(rows, count, dtype=torch.float32, device=logits.device)
     ids, tokens = (torch.empty_like(scores, dtype=torch.int64) for _ in range(2))
+    how = race or Race(Sampling(*(offsets,) * 5), offsets, offsets)
+    of_request = 1 if race is None else rows // len(race.requests)
     bits = 16 if logits.dtype == torch.bfloat16 else 32
     _part[(rows, parts)](
-        logits, *settings[:2], best, place, of_request, vocab, logits.stride(0),
-        COUNT=raced, BITS=bits, SKIPS=switches["SKIPS"], BLOCK=BLOCK, num_warps=8,
+        logits, how, best, place, of_request, vocab, logits.stride(0),
+        COUNT=raced, BITS=bits, SKIPS=skips, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
     _merge[(rows,)](
-        best, place, *settings, offsets, scores, ids, tokens, of_request, depth, parts,
-        COUNT=count, RACED=raced, BITS=bits, **switches,
+        best, place, how, offsets, scores, ids, tokens, of_request, depth, parts,
+        COUNT=count, RACED=raced, BITS=bits, RACES=race is not None, SKIPS=skips,
         LANES=triton.next_power_of_2(parts * raced), num_warps=8,
     )  # fmt: skip
     return Candidates(scores, ids, tokens)
 
 
 @triton.jit
+def _is_greedy(race, row, of_request):
+    """Whether a row's request is."""
+    return tl.load(race.sampling.temperature + tl.load(race.requests + row // of_request)) == 0
+
+
+@triton.jit
 def _part(
     logits,
-    temperatures,
-    requests,
+    race,
     best,
     place,
     of_request,
@@ -89,7 +93,7 @@ def _part(
     at = (row * tl.num_programs(1) + part) * COUNT
     alone = False
     if SKIPS:
-        alone = tl.load(temperatures + tl.load(requests + row // of_request)) == 0
+        alone = _is_greedy(race, row, of_request)
     if alone:
         broken = tl.max((value != value).to(tl.int32), 0) > 0  # then the vocabulary's first token
         top = tl.max(value, 0)
@@ -107,12 +111,7 @@ def _part(
 def _merge(
     best,
     place,
-    temperatures,
-    requests,
-    top_ks,
-    min_ps,
-    seeds,
-    newest,
+    race,
     offsets,
     scores,
     ids,
@@ -132,7 +131,7 @@ def _merge(
     there = lane < parts * RACED
     alone = False
     if SKIPS:
-        alone = tl.load(temperatures + tl.load(requests + row // of_request)) == 0
+        alone = _is_greedy(race, row, of_request)
         there = there & ((lane % RACED == 0) | (alone == 0))
     value = tl.load(best + row * parts * RACED + lane, mask=there, other=float("-inf"))
     column = tl.load(place + row * parts * RACED + lane, mask=there, other=-1)
@@ -146,17 +145,19 @@ def _merge(
         key = tl.where(column < 0, 0, ordered(value, BITS))
         stays = _highest(key, RACED, BITS)
         if RACES:
-            request = tl.load(requests + row // of_request)
+            request, table = tl.load(race.requests + row // of_request), race.sampling
             ahead = depth + row % of_request
-            temperature = tl.load(temperatures + request)
+            temperature = tl.load(table.temperature + request)
             heat = tl.where(temperature == 0, 1.0, temperature)
-            top_k, min_p = tl.load(top_ks + request), tl.load(min_ps + request)
+            top_k, min_p = tl.load(table.top_k + request), tl.load(table.min_p + request)
             share = (value - tl.max(value, 0)) / heat
             kept = tl.exp(share) >= tl.where(temperature == 0, 0.0, min_p)
             if (top_k > 0) & (temperature > 0):
                 kept = kept & (key >= _edge(key, top_k, BITS))
             token = column + tl.load(offsets + tl.maximum(column, 0), mask=stays, other=0)
-            times = row_key(tl.load(seeds + request), tl.load(newest + request) + 1 + ahead)
+            times = row_key(
+                tl.load(table.seeds + request), tl.load(race.newest + request) + 1 + ahead
+            )
             arrives = value / heat - tl.log(arrival_time(times, token))
             arrives = tl.where(temperature == 0, value, arrives)
             # behind those that take part the others, the likeliest first

@@ -7,28 +7,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from peagle.ops.acceptance import Path
 from peagle.ops.cached_attention import PassRows
 from peagle.ops.cycle_state import CycleState, DraftInputs, FirstNorms
 
 
-class Newest(NamedTuple):
-    """As in `CycleState`."""
-
-    computed: Tensor
-    pending: Tensor
-    emitted: Tensor
-
-
 class Places(NamedTuple):
-    """What kernels read to place rows, and what they write; as in `PassRows`."""
+    """What places rows; as in `PassRows`."""
 
-    slots: Tensor
-    limits: Tensor
     starts: Tensor
     firsts: Tensor
     counts: Tensor
     positions: Tensor
     writes: Tensor
+
+    @classmethod
+    def empty(cls, requests: Tensor, rows: int) -> "Places":
+        """Of so many rows, to be written."""
+        starts, firsts, counts = (torch.empty_like(requests) for _ in range(3))
+        return cls(starts, firsts, counts, requests.new_empty(rows), requests.new_empty(rows))
 
 
 def draft_inputs(
@@ -39,33 +36,28 @@ def draft_inputs(
     most = batch * (pending + masks)
     x = norms.embedding.new_empty(most, 2 * hidden)
     stream = norms.embedding.new_empty(most, hidden)
-    rows = _empty_rows(state, requests, most, pending + masks)
+    places = Places.empty(requests, most)
     reads = requests.new_empty(batch, masks + 1, dtype=torch.int64)
     _draft_inputs[(most,)](
         requests,
-        _newest(state),
-        state.features,
-        norms.embedding,
-        norms.input_weight,
-        norms.hidden_weight,
-        norms.mask_feature,
+        state,
+        norms._replace(before_residual=0),  # the interpreter takes no bool in a group
         x,
         stream,
-        _places(state, rows),
+        places,
         reads,
         state.slots.stride(0),
         batch,
         masks,
         state.emitted.shape[1],
         hidden,
-        norms.mask_token,
-        norms.eps,
         BATCH=triton.next_power_of_2(batch),
         HIDDEN=triton.next_power_of_2(hidden),
         READS=triton.next_power_of_2(masks + 1),
         BEFORE=norms.before_residual,
         num_warps=8,
     )
+    rows = PassRows(state.slots, state.limits, requests, *places, pending + masks)
     return DraftInputs(rows, x, stream, reads)
 
 
@@ -80,16 +72,16 @@ def verify_inputs(
     """As the reference."""
     batch, count, hidden = len(requests), drafts.shape[1] + 1, embedding.shape[1]
     x, scaled = (embedding.new_empty(batch * count, hidden) for _ in range(2))
-    rows = _empty_rows(state, requests, batch * count, count)
+    places = Places.empty(requests, batch * count)
     _verify_inputs[(batch * count,)](
         requests,
-        _newest(state),
+        state,
         drafts,
         embedding,
         weight,
         x,
         scaled,
-        _places(state, rows),
+        places,
         state.slots.stride(0),
         count,
         state.emitted.shape[1],
@@ -98,41 +90,19 @@ def verify_inputs(
         HIDDEN=triton.next_power_of_2(hidden),
         num_warps=8,
     )
-    return rows, x, scaled
+    return PassRows(state.slots, state.limits, requests, *places, count), x, scaled
 
 
-def _empty_rows(state: CycleState, requests: Tensor, rows: int, most: int) -> PassRows:
-    starts, firsts, counts = (torch.empty_like(requests) for _ in range(3))
-    positions, writes = (requests.new_empty(rows) for _ in range(2))
-    places = (starts, firsts, counts, positions, writes)
-    return PassRows(state.slots, state.limits, requests, *places, most)
-
-
-def _newest(state: CycleState) -> Newest:
-    return Newest(state.computed, state.pending, state.emitted)
-
-
-def _places(state: CycleState, rows: PassRows) -> Places:
-    written = rows.starts, rows.firsts, rows.counts, rows.positions, rows.writes
-    return Places(state.slots, state.limits, *written)
-
-
-def commit(
-    state: CycleState, requests: Tensor, drafts: Tensor, chosen: Tensor, features: Tensor | None
-) -> None:
-    """As the reference, of a path's drafts and choices."""
-    batch, count = chosen.shape
+def advance(state: CycleState, requests: Tensor, path: Path, features: Tensor | None) -> None:
+    """As the reference."""
+    batch, count = path.chosen.shape
     hidden = 1 if features is None else features.shape[1]
-    _commit[(batch, count)](
+    _advance[(batch, count)](
         requests,
-        drafts,
-        chosen,
-        chosen if features is None else features,
-        _newest(state),
-        state.features,
-        state.limits,
-        state.ks,
-        state.results,
+        path.drafts,
+        path.chosen,
+        path.chosen if features is None else features,
+        state,
         state.emitted.shape[1],
         state.results.shape[1],
         hidden,
@@ -150,10 +120,10 @@ def _scale(x, eps, hidden):
 
 
 @triton.jit
-def _place(row, mine, position, places, slots_stride):
+def _place(row, mine, position, state, places, slots_stride):
     """Note a row's position and its cache slot."""
-    kept = position < tl.load(places.limits + mine)
-    slot = tl.load(places.slots + mine * slots_stride + position, mask=kept, other=-1)
+    kept = position < tl.load(state.limits + mine)
+    slot = tl.load(state.slots + mine * slots_stride + position, mask=kept, other=-1)
     tl.store(places.positions + row, position)
     tl.store(places.writes + row, slot)
 
@@ -161,12 +131,8 @@ def _place(row, mine, position, places, slots_stride):
 @triton.jit
 def _draft_inputs(
     requests,
-    newest,
-    features,
-    embedding,
-    input_weight,
-    hidden_weight,
-    mask_feature,
+    state,
+    norms,
     x,
     stream,
     places,
@@ -176,8 +142,6 @@ def _draft_inputs(
     masks,
     width,
     hidden,
-    mask_token,
-    eps,
     BATCH: tl.constexpr,
     HIDDEN: tl.constexpr,
     READS: tl.constexpr,
@@ -187,7 +151,7 @@ def _draft_inputs(
     member = tl.arange(0, BATCH)
     there = member < batch
     table_rows = tl.load(requests + member, mask=there, other=0)
-    count = tl.load(newest.pending + table_rows, mask=there, other=0).to(tl.int32)
+    count = tl.load(state.pending + table_rows, mask=there, other=0).to(tl.int32)
     rows = tl.where(there, count + masks, 0)
     ends = tl.cumsum(rows, 0)
     all_rows = tl.sum(rows, 0)
@@ -201,8 +165,8 @@ def _draft_inputs(
     known = tl.sum(tl.where(chosen, count, 0), 0)
     first = tl.sum(tl.where(chosen, ends - rows, 0), 0)
     place = row - first
-    start = tl.load(newest.computed + mine) - known
-    _place(row, mine, start + place, places, slots_stride)
+    start = tl.load(state.computed + mine) - known
+    _place(row, mine, start + place, state, places, slots_stride)
     if place == 0:
         tl.store(places.starts + index, start)
         tl.store(places.firsts + index, first.to(tl.int64))
@@ -213,19 +177,19 @@ def _draft_inputs(
     real = place < known
     column = tl.arange(0, HIDDEN)
     inside = column < hidden
-    token = tl.load(newest.emitted + mine * width + place, mask=real, other=mask_token)
-    word = tl.load(embedding + token * hidden + column, mask=inside, other=0.0).to(tl.float32)
+    token = tl.load(state.emitted + mine * width + place, mask=real, other=norms.mask_token)
+    word = tl.load(norms.embedding + token * hidden + column, mask=inside, other=0.0).to(tl.float32)
     seen = tl.load(
-        features + (mine * width + place) * hidden + column, mask=inside & real, other=0.0
+        state.features + (mine * width + place) * hidden + column, mask=inside & real, other=0.0
     ).to(tl.float32)
-    masked = tl.load(mask_feature + column, mask=inside & (place >= known), other=0.0)
+    masked = tl.load(norms.mask_feature + column, mask=inside & (place >= known), other=0.0)
     feature = seen + masked.to(tl.float32)
-    left = tl.load(input_weight + column, mask=inside, other=0.0).to(tl.float32)
-    right = tl.load(hidden_weight + column, mask=inside, other=0.0).to(tl.float32)
+    left = tl.load(norms.input_weight + column, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(norms.hidden_weight + column, mask=inside, other=0.0).to(tl.float32)
     kind = x.dtype.element_ty
     at = row.to(tl.int64) * 2 * hidden + column
-    scaled = (feature * _scale(feature, eps, hidden) * right).to(kind)
-    tl.store(x + at, (word * _scale(word, eps, hidden) * left).to(kind), mask=inside)
+    scaled = (feature * _scale(feature, norms.eps, hidden) * right).to(kind)
+    tl.store(x + at, (word * _scale(word, norms.eps, hidden) * left).to(kind), mask=inside)
     tl.store(x + at + hidden, scaled, mask=inside)
     at = row.to(tl.int64) * hidden + column
     if BEFORE:
@@ -237,7 +201,7 @@ def _draft_inputs(
 @triton.jit
 def _verify_inputs(
     requests,
-    newest,
+    state,
     drafts,
     embedding,
     weight,
@@ -254,14 +218,14 @@ def _verify_inputs(
     row = tl.program_id(0)
     index, place = row // count, row % count
     mine = tl.load(requests + index).to(tl.int64)
-    last = tl.load(newest.pending + mine) - 1
-    start = tl.load(newest.computed + mine)
-    _place(row, mine, start + place, places, slots_stride)
+    last = tl.load(state.pending + mine) - 1
+    start = tl.load(state.computed + mine)
+    _place(row, mine, start + place, state, places, slots_stride)
     if place == 0:
         tl.store(places.starts + index, start)
         tl.store(places.firsts + index, row.to(tl.int64))
         tl.store(places.counts + index, tl.cast(count, tl.int64))
-    first = tl.load(newest.emitted + mine * width + last, mask=place == 0, other=0)
+    first = tl.load(state.emitted + mine * width + last, mask=place == 0, other=0)
     later = tl.load(drafts + index * (count - 1) + place - 1, mask=place > 0, other=0)
     token = first + later
     column = tl.arange(0, HIDDEN)
@@ -276,16 +240,12 @@ def _verify_inputs(
 
 
 @triton.jit
-def _commit(
+def _advance(
     requests,
     drafts,
     chosen,
     features,
-    newest,
-    kept,
-    limits,
-    ks,
-    results,
+    state,
     width,
     results_width,
     hidden,
@@ -297,15 +257,17 @@ def _commit(
     index, place = tl.program_id(0), tl.program_id(1)
     mine = tl.load(requests + index).to(tl.int64)
     first = tl.zeros([], tl.int64)
-    most = tl.load(ks + mine).to(tl.int32)
+    most = tl.load(state.ks + mine).to(tl.int32)
     if FEATURES:
         if COUNT == 1:  # without drafts, the drafter still has to see those before
-            first = tl.where(most > 0, tl.load(newest.pending + mine), 0).to(tl.int64)
+            first = tl.where(most > 0, tl.load(state.pending + mine), 0).to(tl.int64)
         column = tl.arange(0, HIDDEN)
         inside = column < hidden
         at = (index * COUNT + place).to(tl.int64) * hidden + column
         value = tl.load(features + at, mask=inside)
-        tl.store(kept + (mine * width + first + place) * hidden + column, value, mask=inside)
+        tl.store(
+            state.features + (mine * width + first + place) * hidden + column, value, mask=inside
+        )
     if place > 0:
         return
     step = tl.arange(0, WIDTH)
@@ -315,11 +277,11 @@ def _commit(
     agreed = tl.min(tl.where((proposed != taken) | (step >= COUNT - 1), step, WIDTH), 0)
     accepted = tl.minimum(agreed, most)
     shown = step <= accepted
-    tl.store(results + mine * results_width, accepted.to(tl.int64))
-    tl.store(results + mine * results_width + 1 + step, taken, mask=shown)
-    tl.store(newest.emitted + mine * width + first + step, tl.maximum(taken, 0), mask=shown)
-    lives = tl.load(limits + mine) > 0
-    tl.store(newest.pending + mine, tl.where(lives, first + accepted + 1, 1).to(tl.int64))
+    tl.store(state.results + mine * results_width, accepted.to(tl.int64))
+    tl.store(state.results + mine * results_width + 1 + step, taken, mask=shown)
+    tl.store(state.emitted + mine * width + first + step, tl.maximum(taken, 0), mask=shown)
+    lives = tl.load(state.limits + mine) > 0
+    tl.store(state.pending + mine, tl.where(lives, first + accepted + 1, 1).to(tl.int64))
     tl.store(
-        newest.computed + mine, tl.where(lives, tl.load(newest.computed + mine) + accepted + 1, 1)
+        state.computed + mine, tl.where(lives, tl.load(state.computed + mine) + accepted + 1, 1)
     )

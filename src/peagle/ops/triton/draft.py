@@ -5,8 +5,6 @@ along a request's slots, and scores the pairs with the draft that it took. Else 
 program of its own.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -17,36 +15,18 @@ from peagle.ops.race import SHARPENING, Race
 from peagle.ops.triton.sampling import arrival_time, row_key
 
 
-class Draws(NamedTuple):
-    """As in `Sampling` and `Race`."""
-
-    temperatures: Tensor
-    top_ks: Tensor
-    min_ps: Tensor
-    seeds: Tensor
-    newest: Tensor
-    requests: Tensor
-
-
 def draw(found: Candidates, pairs: Pairs | None, race: Race, depth: int) -> Tensor:
     """As the reference."""
     requests, slots, count = found.scores.shape
     out = torch.empty(requests, slots, dtype=torch.int64, device=found.scores.device)
     sides, rank, stride = pair_sides(found, pairs)
     _draw[(requests, slots if pairs is None else 1)](
-        found, sides, draws(race), out, slots, depth, count, rank, stride,
+        found, sides, race, out, slots, depth, count, rank, stride,
         COUNT=triton.next_power_of_2(count), RANK=triton.next_power_of_2(rank),
         PAIRS=pairs is not None, SHARPENING=SHARPENING,
         num_warps=1 if pairs is None else 4,
     )  # fmt: skip
     return out
-
-
-def draws(race: Race) -> Draws:
-    """What kernels read of a race."""
-    table = race.sampling
-    settings = table.temperature, table.top_k, table.min_p, table.seeds
-    return Draws(*settings, race.newest, race.requests)
 
 
 def pair_sides(found: Candidates, pairs: Pairs | None) -> tuple[Pairs, int, int]:
@@ -60,7 +40,7 @@ def pair_sides(found: Candidates, pairs: Pairs | None) -> tuple[Pairs, int, int]
 def _draw(
     found,
     pairs,
-    draws,
+    race,
     out,
     slots,
     depth,
@@ -73,10 +53,10 @@ def _draw(
     SHARPENING: tl.constexpr,
 ):
     index, begin = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    request = tl.load(draws.requests + index)
-    temperature = tl.load(draws.temperatures + request)
-    top_k, min_p = tl.load(draws.top_ks + request), tl.load(draws.min_ps + request)
-    seed, position = tl.load(draws.seeds + request), tl.load(draws.newest + request) + 1 + depth
+    request, how = tl.load(race.requests + index), race.sampling
+    temperature = tl.load(how.temperature + request)
+    top_k, min_p = tl.load(how.top_k + request), tl.load(how.min_p + request)
+    seed, position = tl.load(how.seeds + request), tl.load(race.newest + request) + 1 + depth
     lane = tl.arange(0, COUNT)
     inside = lane < count
     previous = tl.zeros([], tl.int64)

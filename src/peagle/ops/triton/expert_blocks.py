@@ -1,7 +1,7 @@
 """Pairs of rows and their experts in blocks of one expert (words as in `moe.py`)."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -66,35 +66,6 @@ class Gates:
     """Of `clamped_swiglu`, where there is a bias."""
     gelu: bool
     """GEGLU, not SwiGLU."""
-
-
-def launch(
-    kernel: Any,
-    sizes: ExpertSizes,
-    lines: int,
-    x: Tensor,
-    weight: Tensor | tuple[Tensor, ...],
-    bias: Tensor | None,
-    by_row: Tensor | None,
-    routing: Routing,
-    out: Tensor,
-    **form: Any,
-) -> None:
-    """Fill out [pairs, columns] from x [rows or pairs, depth] and all experts' weights.
-
-    weight: as the kernel reads it; lines: of one expert's, divided among programs; by_row: factors
-    of rows or of pairs; form: what the kernel is compiled with besides.
-    """
-    kernel[(triton.cdiv(lines, sizes.lines), len(routing.layout.blocks))](
-        x,
-        weight,
-        out if bias is None else bias,
-        out,
-        out if by_row is None else by_row,
-        routing.layout,
-        E=sizes,
-        **form,
-    )
 
 
 def most_blocks(pairs: int, experts: int, block: int) -> int:

@@ -1,6 +1,6 @@
 """Products of few rows, bound by reading their weights, with what is around them in one launch.
 
-`residual` launches those of tensors, `quantized_product` those of packed weights.
+`residual` launches those of tensors, `skinny_product` those of packed weights.
 """
 
 import torch
@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from peagle.ops.products.product import Epilogue
-from peagle.ops.triton import quantized_product, residual
+from peagle.ops.triton import residual, skinny_product
 from peagle.ops.triton.product_call import Addition, ProductCall
 from peagle.ops.triton.tiles import padded, tile_of
 from peagle.ops.weight import QuantizedWeight, Weight
@@ -19,6 +19,13 @@ def linear(
 ) -> Tensor:
     """`(x / rms) @ weight.T + bias`; squares: the parts of the sum of squares, None for no rms."""
     return _launched(ProductCall(x, squares, eps, weight, bias, x.new_empty(len(x), len(weight))))
+
+
+def invariant(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    """`x @ weight.T + bias`, where a row's result does not depend on the other rows."""
+    call = ProductCall(x.contiguous(), None, 0.0, weight, bias, x.new_empty(len(x), len(weight)))
+    skinny_product.launch(call)
+    return call.out
 
 
 def gated(x: Tensor, squares: Tensor | None, eps: float, weight: Weight) -> Tensor:
@@ -33,7 +40,7 @@ def add(
     """`stream + x @ weight.T + bias`, that times norm, and the parts of its squares."""
     out, scaled = torch.empty_like(stream), torch.empty_like(stream)
     if isinstance(weight, QuantizedWeight):
-        columns = quantized_product.LINES
+        columns = skinny_product.LINES
     else:
         columns = tile_of(x, len(weight), gated=False).columns
     tiles = triton.cdiv(len(weight), columns)
@@ -45,5 +52,5 @@ def add(
 
 def _launched(call: ProductCall) -> Tensor:
     packed = isinstance(call.weight, QuantizedWeight)
-    (quantized_product if packed else residual).launch(call)
+    (skinny_product if packed else residual).launch(call)
     return call.out

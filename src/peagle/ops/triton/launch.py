@@ -4,8 +4,7 @@ Between two kernels of a captured cycle memory is idle for some 2 us. A kernel l
 `overlap` is on the multiprocessors by then; it waits in `begin`, or between `announce` and `wait`,
 until all that was launched before is done and visible. Every program of such a kernel must wait
 before it writes what another kernel reads, and before it reads what another kernel wrote, unless a
-launch without `overlap` came in between: that waits for everything before it. A kernel that
-announces after its wait lets the next one read early what was written before itself.
+fence was launched in between (`fences`). One that announces after its wait is a fence itself.
 """
 
 import functools
@@ -18,15 +17,24 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from peagle.ops.triton import HOPPER
+from peagle.ops.triton.fences import fence
 
 H200_SHARED_MEMORY, H200_PROCESSORS = 227 << 10, 132
 """What the interpreter pretends to have."""
 
 
 def overlap(x: Tensor, wanted: bool = True) -> dict[str, Any]:
-    """Launch options, on GPUs that have it, and the constant that the kernel is compiled with."""
-    able = wanted and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= HOPPER
-    return {"OVERLAP": True, "launch_pdl": True} if able else {"OVERLAP": False}
+    """Launch options, on GPUs that have it, and the constant that a kernel is compiled with that
+    announces at once; elsewhere, and where it is not wanted, the launch is a fence."""
+    if wanted and overlaps(x):
+        return {"OVERLAP": True, "launch_pdl": True}
+    fence()
+    return {"OVERLAP": False}
+
+
+def overlaps(x: Tensor) -> bool:
+    """Whether launches for x may."""
+    return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= HOPPER
 
 
 def shared_memory(x: Tensor) -> int:

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from peagle.ops.acceptance import Path
 from peagle.ops.draft import NO_DRAFT, Found
 from peagle.ops.lookup import MEMORY
 
@@ -48,14 +49,12 @@ def look_up(
     return Found(tokens, lengths, used)
 
 
-def weigh(
-    gains: Tensor, tokens: Tensor, lengths: Tensor, drafts: Tensor, chosen: Tensor, price: float
-) -> None:
-    """As the reference, of what was found, and of a path's drafts and choices."""
-    batch, count = drafts.shape
+def weigh(gains: Tensor, found: Found, path: Path, price: float) -> None:
+    """As the reference."""
+    batch, count = path.drafts.shape
     _weigh[(1,)](
-        gains, tokens, lengths, drafts, chosen, batch, count, len(gains), price,
-        math.log2(math.e) / MEMORY, REQUESTS=triton.next_power_of_2(batch),
+        gains, found.tokens, found.lengths, path.drafts, path.chosen, batch, count, len(gains),
+        price, math.log2(math.e) / MEMORY, REQUESTS=triton.next_power_of_2(batch),
     )  # fmt: skip
 
 

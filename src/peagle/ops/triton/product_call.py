@@ -43,13 +43,15 @@ class ProductForm:
     """What a kernel is compiled with, besides its tile."""
 
     splits: int
-    """Programs that share a tile, each with a part of the depth."""
+    """Parts of the depth, for as many programs that share a tile."""
     parts: int
     """Lanes for the parts of the sum of squares."""
     scaled: bool
     bias: bool
     gated: bool
     adds: bool
+    apart: bool = False
+    """Whether a program has all parts instead."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class ProductCall:
     epilogue: Epilogue = Epilogue.NONE
     addition: Addition | None = None
 
-    def form(self, splits: int) -> ProductForm:
+    def form(self, splits: int, apart: bool = False) -> ProductForm:
         """What its kernel is compiled with."""
         return ProductForm(
             splits,
@@ -76,6 +78,7 @@ class ProductCall:
             bias=self.bias is not None,
             gated=self.epilogue is Epilogue.GATE,
             adds=self.addition is not None,
+            apart=apart,
         )
 
     def results(self, tiles: int, splits: int, numbers: int) -> ProductResults:

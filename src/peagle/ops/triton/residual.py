@@ -4,13 +4,11 @@ With few rows a product is bound by reading its weight, and every further launch
 10 MB of reading take. `tiles.takes` says where they beat cuBLAS.
 """
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from peagle.ops.products.product import Epilogue
-from peagle.ops.triton.launch import announce, begin, overlap, wait
+from peagle.ops.triton.launch import announce, overlap, wait
 from peagle.ops.triton.product_call import ProductCall, gathered, left
 from peagle.ops.triton.tiles import padded, tile_of
 
@@ -39,51 +37,6 @@ def launch(call: ProductCall) -> None:
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-
-
-def warps_of_norm(block: int) -> int:
-    """For a program that norms a row of so many columns, with whatever is around it: the order of
-    its sum follows from them, and rows are normed by one kernel or another."""
-    return 8 if block > 1024 else 4
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As the reference; x: [rows, width] with any row stride."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    width = x.shape[1]
-    block = triton.next_power_of_2(width)
-    _rms_norm[(len(x),)](
-        x,
-        weight,
-        out,
-        width,
-        x.stride(0),
-        eps,
-        BLOCK=block,
-        **overlap(x),
-        num_warps=warps_of_norm(block),
-    )
-    return out
-
-
-def add_rms_norm(stream: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`stream + x`, and that normed: [rows, width] both."""
-    total, out = torch.empty_like(x), torch.empty_like(x)
-    width = x.shape[1]
-    block = triton.next_power_of_2(width)
-    _add_rms_norm[(len(x),)](
-        stream,
-        x,
-        weight,
-        total,
-        out,
-        width,
-        eps,
-        BLOCK=block,
-        **overlap(x),
-        num_warps=warps_of_norm(block),
-    )
-    return total, out
 
 
 @triton.jit
@@ -167,32 +120,3 @@ def _product(
             mask=keep,
         )
         tl.store(results.squares + tile * ROWS + row, tl.sum(stored * stored, 1))
-
-
-@triton.jit
-def _rms_norm(x, weight, out, width, stride, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
-    begin(OVERLAP)
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < width
-    value = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
-    factor = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
-    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + column, (value * factor * scale).to(out.dtype.element_ty), inside)
-
-
-@triton.jit
-def _add_rms_norm(
-    stream, x, weight, total, out, width, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
-):
-    begin(OVERLAP)
-    column = tl.arange(0, BLOCK)
-    inside = column < width
-    at = tl.program_id(0).to(tl.int64) * width + column
-    before = tl.load(stream + at, mask=inside, other=0.0).to(tl.float32)
-    value = before + tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(total + at, value.to(out.dtype.element_ty), mask=inside)
-    value = value.to(out.dtype.element_ty).to(tl.float32)
-    factor = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
-    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, (value * factor * scale).to(out.dtype.element_ty), mask=inside)

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from peagle.ops.products.normed import Normed
-from peagle.ops.triton import batch_invariant
 from peagle.ops.triton.expert_blocks import (
     BlockLayout,
     Routing,
@@ -19,6 +18,7 @@ from peagle.ops.triton.expert_blocks import (
     lay_out_many,
     most_blocks,
 )
+from peagle.ops.triton.few_rows import invariant
 from peagle.ops.triton.launch import announce, begin, counters, overlap, wait
 
 FEW = 16
@@ -126,7 +126,7 @@ def _route_many(x: Normed, router: Router, routing: Routing) -> None:
     chosen, choice, bias = torch.empty_like(routing.layout.order), _choice(x, router), None
     if x.squares is None:  # the product is rounded once, with its bias
         bias, choice = router.bias, replace(choice, bias=False)
-    product = batch_invariant.linear if router.batch_invariant else F.linear
+    product = invariant if router.batch_invariant else F.linear
     _route_kernel[(triton.cdiv(rows, ROUTED),)](
         product(x.x, router.weight, bias),
         chosen,

@@ -5,16 +5,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from peagle.ops.triton.fences import fence
+
 BLOCK = 1024
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """As the reference. A plain launch: after it, everything launched before is done."""
+    """As the reference."""
     return _launch(gate_up, gelu=False)
 
 
 def geglu(gate_up: Tensor) -> Tensor:
-    """As the reference. A plain launch, as `swiglu`."""
+    """As the reference."""
     return _launch(gate_up, gelu=True)
 
 
@@ -22,6 +24,7 @@ def _launch(gate_up: Tensor, gelu: bool) -> Tensor:
     rows, width = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     block = min(2048, triton.next_power_of_2(width))
+    fence()
     _glu[(rows, triton.cdiv(width, block))](gate_up, out, width, BLOCK=block, GELU=gelu)
     return out
 

@@ -6,24 +6,23 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.config import NO_PENALTIES
+from peagle.ops.acceptance import Path
 from peagle.ops.candidates import Candidates, Pairs
+from peagle.ops.cycle_state import CycleState
 from peagle.ops.draft import NO_DRAFT, Draft, Tree
 from peagle.ops.race import SHARPENING, Race
-from peagle.ops.triton.draft import added_scores, draws, kept_scores, pair_sides, raced
+from peagle.ops.triton.draft import added_scores, kept_scores, pair_sides, raced
 from peagle.ops.triton.sampling import arrival_time, row_key
 
 HELD = 1024
 """Numbers of a row that a program moves at once."""
 
 
-def find_unbranched(
-    rates: Tensor, computed: Tensor, limits: Tensor, requests: Tensor, nodes: int
-) -> Tensor:
+def find_unbranched(state: CycleState, requests: Tensor, nodes: int) -> Tensor:
     """As the reference."""
     unbranched = torch.empty_like(requests)
-    _unbranched[(len(requests),)](
-        rates, computed, limits, requests, unbranched, nodes, *NO_PENALTIES, num_warps=1
-    )
+    known = state.penalties.rates, state.computed, state.limits
+    _unbranched[(len(requests),)](*known, requests, unbranched, nodes, *NO_PENALTIES, num_warps=1)
     return unbranched
 
 
@@ -52,23 +51,24 @@ def _log_shares(found: Candidates, pairs: Pairs | None, race: Race, befores: int
     out = found.scores.new_empty(requests, slots, befores, count, dtype=torch.float32)
     sides, rank, stride = pair_sides(found, pairs)
     _log_share[(requests, slots, befores)](
-        found, sides, draws(race), out, slots, count, rank, stride,
+        found, sides, race, out, slots, count, rank, stride,
         COUNT=triton.next_power_of_2(count), RANK=triton.next_power_of_2(rank),
         PAIRS=pairs is not None, SHARPENING=SHARPENING, num_warps=1,
     )  # fmt: skip
     return out
 
 
-def walk(tokens: Tensor, tree: Tree, chosen: Tensor) -> tuple[Tensor, ...]:
-    """As the reference, `acceptance.accept`. Returns what a path is made of."""
-    requests, rows = chosen.shape
+def accept(draft: Draft, chosen: Tensor) -> Path:
+    """As the reference, of a tree."""
+    tree, (requests, rows) = draft.tree, chosen.shape
+    assert tree is not None
     path, reads, taken = (chosen.new_empty(requests, tree.depth + 1) for _ in range(3))
     drafts = chosen.new_empty(requests, tree.depth)
     _walk[(requests,)](
-        tokens, tree.parents, chosen, path, reads, drafts, taken, rows, tree.depth,
+        draft.tokens, tree.parents, chosen, path, reads, drafts, taken, rows, tree.depth,
         ROWS=triton.next_power_of_2(rows), NO_DRAFT=NO_DRAFT, num_warps=1,
     )  # fmt: skip
-    return drafts, taken, path, reads
+    return Path(drafts, taken, path, reads)
 
 
 def compact(
@@ -111,7 +111,7 @@ def _unbranched(
 def _log_share(
     found,
     pairs,
-    draws,
+    race,
     out,
     slots,
     count,
@@ -126,9 +126,10 @@ def _log_share(
     index, slot, before = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     if (slot == 0) & (before > 0):
         return
-    request, lane = tl.load(draws.requests + index), tl.arange(0, COUNT)
+    request, lane = tl.load(race.requests + index), tl.arange(0, COUNT)
     inside, at = lane < count, index * slots + slot
-    temperature = tl.load(draws.temperatures + request)
+    how = race.sampling
+    temperature = tl.load(how.temperature + request)
     score = tl.load(found.scores + at * count + lane, mask=inside, other=float("-inf"))
     if PAIRS:
         previous = tl.load(found.tokens + tl.maximum(at - 1, 0) * count + before)
@@ -136,11 +137,10 @@ def _log_share(
         gate = pairs.gates + at * gates_stride
         within = tl.where(slot > 0, rank, 0)  # the first slot has read the token before it
         score += added_scores(pairs, gate, previous, draft, rank, within, RANK)
-    score = kept_scores(
-        score, temperature, tl.load(draws.top_ks + request), tl.load(draws.min_ps + request)
-    )
+    top_k, min_p = tl.load(how.top_k + request), tl.load(how.min_p + request)
+    score = kept_scores(score, temperature, top_k, min_p)
     token = tl.load(found.tokens + at * count + lane, mask=inside, other=0)
-    key = row_key(tl.load(draws.seeds + request), tl.load(draws.newest + request) + 1 + slot)
+    key = row_key(tl.load(how.seeds + request), tl.load(race.newest + request) + 1 + slot)
     value = raced(score, tl.log(arrival_time(key, token)), temperature * SHARPENING)
     value = tl.where(inside & (value == value), value, float("-inf"))
     top = tl.max(value, 0)

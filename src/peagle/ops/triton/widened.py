@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.triton.packed_sums import Packing, factored, first_inputs, operands, words
+from peagle.ops.triton.weights import Packing, factored, first_inputs, operands, words
 from peagle.ops.triton.widening import e2m1_at, powers, scales_e4m3
 from peagle.ops.weight import QuantizedWeight
 

@@ -54,7 +54,7 @@ SHIFT = tl.constexpr(2.0**63)
 
 
 @triton.jit
-def e2m1(codes, one, two, three, four, kind: tl.constexpr):
+def e2m1(codes, scales, kind: tl.constexpr):
     """The four E2M1 numbers of each 16 bits, as `FP4` orders them, times a scale each.
 
     Scales come multiplied by `SHIFT`, see `powers` and `scales_e4m3`. A number's bits, s and eem,
@@ -87,17 +87,17 @@ def e2m1(codes, one, two, three, four, kind: tl.constexpr):
             }
             """,
             "=r,=r,=r,=r,r,r,r,r,r",
-            [codes, one, two, three, four],
+            [codes, scales[0], scales[1], scales[2], scales[3]],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=2,
         )
     else:  # noqa: RET505 (as above)
         return (
-            e2m1_at(codes, 0, one).to(kind),
-            e2m1_at(codes, 1, two).to(kind),
-            e2m1_at(codes, 2, three).to(kind),
-            e2m1_at(codes, 3, four).to(kind),
+            e2m1_at(codes, 0, scales[0]).to(kind),
+            e2m1_at(codes, 1, scales[1]).to(kind),
+            e2m1_at(codes, 2, scales[2]).to(kind),
+            e2m1_at(codes, 3, scales[3]).to(kind),
         )
 
 
@@ -163,7 +163,7 @@ def integers8(codes, kind: tl.constexpr):
 
 
 @triton.jit
-def integers4(codes, one, two, three, four, kind: tl.constexpr):
+def integers4(codes, zeros, kind: tl.constexpr):
     """The four codes of each 16 bits, the first lowest, less a zero point each [lines]."""
     if kind == tl.bfloat16:
         # as of eight bits: 128 + code, less 128 + zero point
@@ -186,17 +186,17 @@ def integers4(codes, one, two, three, four, kind: tl.constexpr):
             }
             """,
             "=r,=r,=r,=r,r,r,r,r,r",
-            [codes, _less(one), _less(two), _less(three), _less(four)],
+            [codes, _less(zeros[0]), _less(zeros[1]), _less(zeros[2]), _less(zeros[3])],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=2,
         )
     else:  # noqa: RET505 (as above)
         return (
-            ((codes & 15).to(tl.float32) - one[:, None]).to(kind),
-            ((codes >> 4 & 15).to(tl.float32) - two[:, None]).to(kind),
-            ((codes >> 8 & 15).to(tl.float32) - three[:, None]).to(kind),
-            ((codes >> 12 & 15).to(tl.float32) - four[:, None]).to(kind),
+            ((codes & 15).to(tl.float32) - zeros[0][:, None]).to(kind),
+            ((codes >> 4 & 15).to(tl.float32) - zeros[1][:, None]).to(kind),
+            ((codes >> 8 & 15).to(tl.float32) - zeros[2][:, None]).to(kind),
+            ((codes >> 12 & 15).to(tl.float32) - zeros[3][:, None]).to(kind),
         )
 
 

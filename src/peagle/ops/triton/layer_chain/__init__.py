@@ -32,6 +32,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from peagle.ops.products.normed import Normed
 from peagle.ops.residual import BlockWeights
+from peagle.ops.triton.fences import fence
 from peagle.ops.triton.gluon import ring_barriers
 from peagle.ops.triton.launch import counters, multiprocessors, shared_memory
 from peagle.ops.triton.layer_chain.loads import load_all
@@ -64,7 +65,7 @@ def takes(attended: Tensor, block: BlockWeights) -> bool:
     """Whether one launch beats one for each product."""
     named = (block.out, block.gate_up, block.down, block.qkv)
     layers = [layer for layer in named if layer is not None]
-    if not 0 < len(attended) <= MOST_ROWS or is_shared():
+    if block.out.batch_invariant or not 0 < len(attended) <= MOST_ROWS or is_shared():
         return False
     if any(format_of(x) != "bfloat16" for x in (attended, *(layer.weight for layer in layers))):
         return False
@@ -92,6 +93,7 @@ def layer_chain(
     weights = [*map(dense, named)]
     inputs = (attended, middle_scaled, inner, out_scaled)
     pieces = [link.inputs for link in shape.links]
+    fence()
     _chain[(shape.programs,)](
         *(_weights(*pair) for pair in zip(weights, shape.links, strict=True)),
         _boxes(weights[-1], (1, 16, PANEL.value)),

@@ -1,10 +1,14 @@
-"""Products with packed weights of inputs in 16 bits, with what is around them in the same launch.
+"""Products with weights of any format, with what is around them in the same launch.
 
 The weight is the left operand, so that a tile is [lines, rows]: a tensor core's instruction wants
 16 or 64 lines of its left operand and as few as 8 of its right one, and the left one may come from
-registers, where the numbers are widened (`packed_sums`). How the depth is divided follows from the
+registers, where the numbers are widened (`weights`). How the depth is divided follows from the
 weight alone, so that a row's sums do not depend on the number of rows. A tile of gates has as many
 lines of what they gate behind them.
+
+A row's result is then the same to the last bit among any number of rows, which `batch_invariant`
+asks of tensors, too: there, where rows are many, a program takes all parts of the depth one after
+the other, and adds them up in the same order. Their other products of few rows are `residual`'s.
 """
 
 import functools
@@ -24,13 +28,23 @@ from peagle.ops.triton.launch import (
     shared_memory,
     wait,
 )
-from peagle.ops.triton.packed_sums import Packing, factored, first_inputs, operands, sums, words
 from peagle.ops.triton.product_call import ProductCall, gathered, left
 from peagle.ops.triton.tiles import padded
-from peagle.ops.weight import FP8, INT4, QuantizedWeight
+from peagle.ops.triton.weights import (
+    Packing,
+    bits_of,
+    factored,
+    first_inputs,
+    operands,
+    sums,
+    words,
+)
+from peagle.ops.weight import FP8, INT4, QuantizedWeight, Weight
 
 LINES, DEPTH = 64, 128
 """Lines of the weight, and their depth, that a program reads in a step."""
+STEP_BYTES = 256
+"""Most of a tensor's line in a step."""
 FP4_DEPTH = 256
 """The same of E2M1, as experts' programs read it where pairs are few."""
 LEAST_DEPTH = 1024
@@ -72,8 +86,10 @@ def able(device: torch.device) -> bool:
     return False
 
 
-def step_of(weight: QuantizedWeight, most: int) -> int:
+def step_of(weight: Weight, most: int) -> int:
     """Inputs of a step of the depth, at most so many; where sums are scaled, of one block."""
+    if isinstance(weight, Tensor):
+        return min(most, STEP_BYTES // weight.element_size())
     if weight.format.bits == 4:
         return weight.run if weight.format == INT4 else most
     wide = weight.block[1]
@@ -130,22 +146,23 @@ def step_bytes(height: int, step: int, x: Tensor, bits: int = 8) -> int:
 
 
 def launch(call: ProductCall) -> None:
-    """Fill a call's results. Its weight is packed."""
+    """Fill a call's results."""
     x, weight = call.x, call.weight
-    assert isinstance(weight, QuantizedWeight)
-    (rows, depth), outputs, bits = x.shape, call.out.shape[1], weight.format.bits
-    step = step_of(weight, DEPTH if bits == 8 else FP4_DEPTH)
+    (rows, depth), outputs, bits = x.shape, call.out.shape[1], bits_of(weight)
+    step = step_of(weight, FP4_DEPTH if bits == 4 else DEPTH)
     processors, height = multiprocessors(x), height_for(rows, step, x, bits)
     splits = splits_of(len(weight), depth, processors, max(step, DEPTH))
     tiles, across = triton.cdiv(len(weight), LINES), triton.cdiv(rows, height)
     room, bytes_of_step = room_of(x, LINES * step), step_bytes(height, step, x, bits)
     squares, bias = call.operands
-    _product[(tiles, across, splits)](
+    apart = across > 1 and isinstance(weight, Tensor)
+    together = 1 if apart else splits
+    _product[(tiles, across, together)](
         x,
         squares,
         operands(weight),
         bias,
-        call.results(tiles * across, splits, LINES * height),
+        call.results(tiles * across, together, LINES * height),
         rows,
         outputs,
         depth,
@@ -155,10 +172,10 @@ def launch(call: ProductCall) -> None:
         ROWS=height,
         LINES=LINES,
         DEPTH=step,
-        F=call.form(splits),
+        F=call.form(splits, apart),
         **overlap(x),
         num_warps=4,
-        num_stages=stages_for(tiles * across * splits, bytes_of_step, room, processors),
+        num_stages=stages_for(tiles * across * together, bytes_of_step, room, processors),
     )
 
 
@@ -211,14 +228,20 @@ def _product(
     x_at += first_inputs(W, DEPTH)[:, None]
     share = tl.cdiv(tl.cdiv(depth, DEPTH), F.splits) * DEPTH
     first = split * share
-    past = tl.minimum(first + share, depth)
+    past = depth if F.apart else tl.minimum(first + share, depth)
     if OVERLAP:
         ahead = tl.minimum(first + tl.arange(0, AHEAD) * DEPTH, tl.maximum(past - DEPTH, 0))
         ahead = ahead[None, :] // W.together
         prefetch(weight.numbers + line[:, None] * words(depth, W) + ahead)
     wait(OVERLAP)
-    total = sums(x_at, real, weight, line, first, past, depth, W, "evict_first")
-    if F.splits > 1:
+    if F.apart:
+        total = tl.zeros([LINES, ROWS], tl.float32)
+        for part in range(F.splits):
+            past = tl.minimum((part + 1) * share, depth)
+            total += sums(x_at, real, weight, line, part * share, past, depth, W, "")
+    else:
+        total = sums(x_at, real, weight, line, first, past, depth, W, "evict_first")
+    if F.splits > 1 and not F.apart:
         place = tl.arange(0, LINES)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
         own = tl.program_id(1) * tl.num_programs(0) + tile
         at = results.partial + own * (F.splits * LINES * ROWS) + place

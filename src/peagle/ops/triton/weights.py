@@ -1,4 +1,4 @@
-"""Sums of a packed weight's products, for whatever kernel: its numbers are widened in registers.
+"""Sums of a weight's products, for whatever kernel: packed numbers are widened in registers.
 
 16 bits have two numbers of eight bits or four of four, of inputs that are a half or a quarter of a
 run apart: a step of the depth is as many products as 16 bits have numbers. Scales of eight bits and
@@ -23,7 +23,7 @@ from peagle.ops.triton.widening import (
     scales_e4m3,
     unshifted,
 )
-from peagle.ops.weight import E4M3, QuantizedWeight
+from peagle.ops.weight import E4M3, Weight
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Packing:
     """What a kernel is compiled with for a weight, beside its sizes."""
 
     kind: str
-    """The format's name."""
+    """The format's name; of tensors "dense"."""
     run: int
     high: int
     wide: int
@@ -42,11 +42,13 @@ class Packing:
     factors: bool
     divided: bool
     together: int
-    """Numbers in 16 bits."""
+    """Numbers in 16 bits, or 1 of a tensor."""
 
     @classmethod
-    def of(cls, weight: QuantizedWeight) -> "Packing":
+    def of(cls, weight: Weight) -> "Packing":
         """A weight's."""
+        if isinstance(weight, Tensor):
+            return cls("dense", 1, 1, 1, 1, False, False, False, 1)
         zeros, factors = weight.zeros is not None, weight.factors is not None
         name, columns = weight.format.name, weight.scales.shape[-1]
         has = zeros, factors, weight.divided
@@ -54,17 +56,24 @@ class Packing:
 
 
 class Operands(NamedTuple):
-    """A weight as kernels read it; scales in place of zero points or factors that it lacks."""
+    """A weight as kernels read it; anything in place of what it lacks."""
 
     numbers: Tensor
-    """[..., outputs, words] of 16 bits"""
+    """[..., outputs, words] of 16 bits, or a tensor's numbers"""
     scales: Tensor
     zeros: Tensor
     factors: Tensor
 
 
-def operands(weight: QuantizedWeight) -> Operands:
+def bits_of(weight: Weight) -> int:
+    """The bits of a weight's number."""
+    return 8 * weight.element_size() if isinstance(weight, Tensor) else weight.format.bits
+
+
+def operands(weight: Weight) -> Operands:
     """A weight's."""
+    if isinstance(weight, Tensor):
+        return Operands(weight, weight, weight, weight)
     scales = weight.scales
     if scales.dtype == E4M3:
         scales = scales.view(torch.uint8)
@@ -74,9 +83,9 @@ def operands(weight: QuantizedWeight) -> Operands:
 
 @triton.jit
 def words(depth, W: tl.constexpr):
-    """How many 16 bits an output has."""
-    if W.together == 2:  # whole runs
-        return depth // 2
+    """How many 16 bits an output has, or numbers of a tensor's."""
+    if W.together <= 2:  # whole runs
+        return depth // W.together
     else:  # noqa: RET505 (Triton compiles one branch only, so there must be two)
         return (depth + W.run - 1) // W.run * (W.run // 4)
 
@@ -96,12 +105,28 @@ def sums(x_at, real, weight, line, first, past, depth, W: tl.constexpr, EVICTION
     x_at: [`first_inputs`, rows] at a depth of 0; real: rows that are there; first: a multiple of a
     step, and so is past unless the depth ends there.
     """
-    if W.together == 2:
+    if W.kind == "dense":
+        return _dense(x_at, real, weight, line, first, past, depth, EVICTION)
+    elif W.together == 2:  # noqa: RET505 (as above)
         return _eight_bits(x_at, real, weight, line, first, past, depth, W, EVICTION)
-    elif W.kind == "int4":  # noqa: RET505 (as above)
+    elif W.kind == "int4":
         return _integers(x_at, real, weight, line, first, past, depth, W, EVICTION)
     else:
         return _fp4(x_at, real, weight, line, first, past, depth, W, EVICTION)
+
+
+@triton.jit
+def _dense(x_at, real, weight, line, first, past, depth, EVICTION: tl.constexpr):
+    step: tl.constexpr = x_at.shape[0]
+    place = tl.arange(0, step)
+    numbers_at = weight.numbers + line[:, None] * depth + place[None, :]
+    total = tl.zeros([line.shape[0], x_at.shape[1]], tl.float32)
+    for k in range(first, past, step):
+        inside = place < past - k
+        found = tl.load(numbers_at + k, mask=inside[None, :], other=0.0, eviction_policy=EVICTION)
+        a = tl.load(x_at + k, mask=inside[:, None] & real[None, :], other=0.0)
+        total = tl.dot(found, a, total, input_precision="ieee")
+    return total
 
 
 @triton.jit
@@ -152,29 +177,18 @@ def _fp4(x_at, real, weight, line, first, past, depth, W: tl.constexpr, EVICTION
         scale = tl.load(scales_at + k // W.wide)
         if W.wide == 32:
             one, three = powers(scale, kind).reshape(lines, step // 64, 2).split()
-            one, three = _repeated(one, 16), _repeated(three, 16)
             two, four = one, three
         else:
             even, odd = scales_e4m3(scale, kind).reshape(lines, step // 64, 2, 2).split()
             one, three = even.split()
             two, four = odd.split()
-            one, two = _repeated(one, 16), _repeated(two, 16)
-            three, four = _repeated(three, 16), _repeated(four, 16)
-        one, two, three, four = e2m1(found, one, two, three, four, kind)
-        inside = (at < past - k)[:, None] & real[None, :]
-        a = tl.load(x_at + k, mask=inside, other=0.0)
-        total = tl.dot(one, a, total, input_precision="ieee")
-        if W.wide == 16:
-            inside = (at + 16 < past - k)[:, None] & real[None, :]
-        a = tl.load(x_at + k + 16, mask=inside, other=0.0)
-        total = tl.dot(two, a, total, input_precision="ieee")
-        inside = (at + 32 < past - k)[:, None] & real[None, :]
-        a = tl.load(x_at + k + 32, mask=inside, other=0.0)
-        total = tl.dot(three, a, total, input_precision="ieee")
-        if W.wide == 16:
-            inside = (at + 48 < past - k)[:, None] & real[None, :]
-        a = tl.load(x_at + k + 48, mask=inside, other=0.0)
-        total = tl.dot(four, a, total, input_precision="ieee")
+        repeated = _repeated(one), _repeated(two), _repeated(three), _repeated(four)
+        quarters = e2m1(found, repeated, kind)
+        for quarter in tl.static_range(4):
+            if quarter % 2 == 0 or W.wide == 16:
+                inside = (at + 16 * quarter < past - k)[:, None] & real[None, :]
+            a = tl.load(x_at + k + 16 * quarter, mask=inside, other=0.0)
+            total = tl.dot(quarters[quarter], a, total, input_precision="ieee")
     return unshifted(total, kind)
 
 
@@ -187,38 +201,23 @@ def _integers(
     total = tl.zeros([line.shape[0], x_at.shape[1]], tl.float32)
     place = tl.arange(0, W.run // 4)
     numbers_at = weight.numbers + line[:, None] * words(depth, W) + place[None, :]
-    s0, s1, s2, s3 = _of_quarters(weight.scales, line, first, past, W)
-    z0, z1, z2, z3 = _zeros_of_quarters(weight.zeros, line, first, past, W)
+    scales = _of_quarters(weight.scales, line, first, past, W)
+    zeros = _zeros_of_quarters(weight.zeros, line, first, past, W)
     for k in range(first, past, W.run):
         # a step ahead, as above
-        t0, t1, t2, t3 = _of_quarters(weight.scales, line, k + W.run, past, W)
-        u0, u1, u2, u3 = _zeros_of_quarters(weight.zeros, line, k + W.run, past, W)
+        coming = _of_quarters(weight.scales, line, k + W.run, past, W)
+        coming_zeros = _zeros_of_quarters(weight.zeros, line, k + W.run, past, W)
         found = tl.load(numbers_at + k // 4, eviction_policy=EVICTION)
-        one, two, three, four = integers4(found, z0, z1, z2, z3, kind)
-        inside = (place < past - k)[:, None] & real[None, :]
-        a = tl.load(x_at + k, mask=inside, other=0.0)
-        part = tl.dot(one, a, input_precision="ieee")
-        if W.wide == 32:
-            total += part * s0[:, None]
-            part = tl.zeros_like(part)
-        inside = (place + 32 < past - k)[:, None] & real[None, :]
-        a = tl.load(x_at + k + 32, mask=inside, other=0.0)
-        part = tl.dot(two, a, part, input_precision="ieee")
-        if W.wide <= 64:
-            total += part * s1[:, None]
-            part = tl.zeros_like(part)
-        inside = (place + 64 < past - k)[:, None] & real[None, :]
-        a = tl.load(x_at + k + 64, mask=inside, other=0.0)
-        part = tl.dot(three, a, part, input_precision="ieee")
-        if W.wide == 32:
-            total += part * s2[:, None]
-            part = tl.zeros_like(part)
-        inside = (place + 96 < past - k)[:, None] & real[None, :]
-        a = tl.load(x_at + k + 96, mask=inside, other=0.0)
-        part = tl.dot(four, a, part, input_precision="ieee")
-        total += part * s3[:, None]
-        s0, s1, s2, s3 = t0, t1, t2, t3
-        z0, z1, z2, z3 = u0, u1, u2, u3
+        quarters = integers4(found, zeros, kind)
+        part = tl.zeros_like(total)
+        for quarter in tl.static_range(4):
+            inside = (place + 32 * quarter < past - k)[:, None] & real[None, :]
+            a = tl.load(x_at + k + 32 * quarter, mask=inside, other=0.0)
+            part = tl.dot(quarters[quarter], a, part, input_precision="ieee")
+            if quarter == 3 or (quarter + 1) * 32 % W.wide == 0:
+                total += part * scales[quarter][:, None]
+                part = tl.zeros_like(total)
+        scales, zeros = coming, coming_zeros
     return total
 
 
@@ -248,10 +247,11 @@ def _zeros_of_quarters(zeros, line, k, past, W: tl.constexpr):
 
 
 @triton.jit
-def _repeated(x, times: tl.constexpr):
-    """Each column of x several times in a row."""
-    runs = x[:, :, None].broadcast_to(x.shape[0], x.shape[1], times)
-    return runs.reshape(x.shape[0], x.shape[1] * times)
+def _repeated(x):
+    """Each column of x sixteen times in a row."""
+    return (
+        x[:, :, None].broadcast_to(x.shape[0], x.shape[1], 16).reshape(x.shape[0], x.shape[1] * 16)
+    )
 
 
 @triton.jit

@@ -1,0 +1,206 @@
+"""What is added to the residual stream, the sum, and the norms around it: one launch.
+
+A program has one row. Everything is rounded where the references round it, but for norms, which are
+rounded with their weight.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from peagle.ops.norm import RMSNorm
+from peagle.ops.products.normed import Normed
+from peagle.ops.sandwich import Mixture, MixtureInputs
+from peagle.ops.triton.launch import begin, overlap
+
+
+class NormWeights(NamedTuple):
+    """Weights of norms, [width] each; anything in place of what is not there."""
+
+    following: Tensor
+    """The next product's."""
+    own: Tensor
+    """The norm of what is added."""
+    dense: Tensor
+    """The norm of what an MLP gives."""
+    experts: Tensor
+    """The norm of what experts beside it give."""
+
+
+class MixtureRows(NamedTuple):
+    """What a mixture reads of a stream: weights of its norms, and where that is written; anything
+    in place of what it is not."""
+
+    experts_weight: Tensor
+    router_scale: Tensor
+    to_experts: Tensor
+    routed: Tensor
+
+
+def normed(x: Tensor, norm: RMSNorm) -> Normed:
+    """As the reference; x: [rows, width] with any row stride."""
+    _, out = _launch(x[:, None], None, norm)
+    return Normed(out, None, norm.eps)
+
+
+def add_normed(summands: Tensor, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
+    """`stream + summands.sum(dim=1)`, and the same under the next norm.
+
+    summands: [rows, count, width]; stream: [rows, width].
+    """
+    total, out = _launch(summands, stream, norm)
+    return total, Normed(out, None, norm.eps)
+
+
+def add(
+    product: Tensor, own: RMSNorm, stream: Tensor, norm: RMSNorm, scalar: Tensor | None = None
+) -> tuple[Tensor, Normed]:
+    """As the reference."""
+    total, out = _launch(product[:, None], stream, norm, own, scalar)
+    return total, Normed(out, None, norm.eps)
+
+
+def add_before_mixture(
+    product: Tensor, own: RMSNorm, stream: Tensor, norm: RMSNorm, mixture: Mixture
+) -> tuple[Tensor, MixtureInputs]:
+    """As the reference."""
+    to_experts, routed = torch.empty_like(stream), torch.empty_like(stream)
+    weights = mixture.input_norm.weight, mixture.experts.router_scale
+    read = MixtureRows(*weights, to_experts, routed)
+    total, out = _launch(product[:, None], stream, norm, own, read=read)
+    return total, MixtureInputs(Normed(out, None, norm.eps), to_experts, routed)
+
+
+def add_summands(
+    dense: Tensor, summands: Tensor, mixture: Mixture, stream: Tensor, norm: RMSNorm
+) -> tuple[Tensor, Normed]:
+    """As the reference."""
+    total, out = _launch(
+        summands, stream, norm, mixture.norm, mixture.scalar, dense=dense, mixture=mixture
+    )
+    return total, Normed(out, None, norm.eps)
+
+
+def _launch(
+    summands: Tensor,
+    stream: Tensor | None,
+    norm: RMSNorm,
+    own: RMSNorm | None = None,
+    scalar: Tensor | None = None,
+    read: MixtureRows | None = None,
+    dense: Tensor | None = None,
+    mixture: Mixture | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The stream with what is added, and that normed: [rows, width] both."""
+    rows, count, width = summands.shape
+    total, out = (summands.new_empty(rows, width) for _ in range(2))
+    block = triton.next_power_of_2(width)
+    weights: list[Any] = [norm, own or norm]
+    weights += (norm, norm) if mixture is None else (mixture.dense_norm, mixture.experts_norm)
+    _add_normed[(rows,)](
+        summands,
+        out if dense is None else dense,
+        out if stream is None else stream,
+        out if scalar is None else scalar,
+        NormWeights(*(each.weight for each in weights)),
+        read or MixtureRows(norm.weight, norm.weight, out, out),
+        total,
+        out,
+        width,
+        summands.stride(0),
+        norm.eps if own is None else own.eps,
+        norm.eps,
+        width**-0.5,
+        COUNT=count,
+        DENSE=dense is not None,
+        OWN=own is not None,
+        ADDS=stream is not None,
+        SCALAR=scalar is not None,
+        READ=read is not None,
+        BLOCK=block,
+        **overlap(summands),
+        num_warps=8 if block > 1024 else 4,
+    )
+    return total, out
+
+
+@triton.jit
+def _unit(value, width, eps):
+    """A row [BLOCK] in float32 divided by its root mean square."""
+    return value * tl.rsqrt(tl.sum(value * value, 0) / width + eps)
+
+
+@triton.jit
+def _under(unit, weight, column, inside):
+    """A row that `_unit` gave, times a norm's weight."""
+    return unit * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _beside(dense, summed, weights, at, column, inside, width, eps):
+    """What an MLP gives and what experts do, each normed, and their sum."""
+    kind: tl.constexpr = dense.dtype.element_ty
+    mixed = _unit(summed.to(kind).to(tl.float32), width, eps)
+    mixed = _under(mixed, weights.experts, column, inside).to(kind).to(tl.float32)
+    given = tl.load(dense + at, mask=inside, other=0.0).to(tl.float32)
+    given = _under(_unit(given, width, eps), weights.dense, column, inside).to(kind).to(tl.float32)
+    return (given + mixed).to(kind).to(tl.float32)
+
+
+@triton.jit
+def _add_normed(
+    summands,
+    dense,
+    stream,
+    scalar,
+    weights,
+    read,
+    total,
+    out,
+    width,
+    stride,
+    eps,
+    next_eps,
+    factor,
+    COUNT: tl.constexpr,
+    DENSE: tl.constexpr,
+    OWN: tl.constexpr,
+    ADDS: tl.constexpr,
+    SCALAR: tl.constexpr,
+    READ: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    begin(OVERLAP)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside, at = column < width, row * width + column
+    kind: tl.constexpr = out.dtype.element_ty
+    place = summands + row * stride + column
+    value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    for index in tl.static_range(1, COUNT):
+        value += tl.load(place + index * width, mask=inside, other=0.0).to(tl.float32)
+    if DENSE:
+        value = _beside(dense, value, weights, at, column, inside, width, eps)
+    if OWN:
+        value = _under(_unit(value, width, eps), weights.own, column, inside)
+    if ADDS:
+        before = tl.load(stream + at, mask=inside, other=0.0).to(tl.float32)
+        value = (before + value.to(kind).to(tl.float32)).to(kind)
+        if SCALAR:
+            value = (value.to(tl.float32) * tl.load(scalar).to(tl.float32)).to(kind)
+        tl.store(total + at, value, mask=inside)
+        value = value.to(tl.float32)
+    unit = _unit(value, width, next_eps)
+    tl.store(out + at, _under(unit, weights.following, column, inside).to(kind), mask=inside)
+    if READ:
+        tl.store(
+            read.to_experts + at,
+            _under(unit, read.experts_weight, column, inside).to(kind),
+            mask=inside,
+        )
+        # of experts that are close to each other, every rounding on the router's way decides
+        routed = _under(unit.to(kind).to(tl.float32), read.router_scale, column, inside).to(kind)
+        tl.store(read.routed + at, (routed.to(tl.float32) * factor).to(kind), mask=inside)
