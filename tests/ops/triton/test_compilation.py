@@ -23,10 +23,13 @@ from peagle.ops.cycle_state import CycleState, FirstNorms
 from peagle.ops.penalties import Penalties
 from peagle.ops.triton.product_call import ProductForm, ProductResults
 from peagle.ops.triton.norm import MixtureRows, NormWeights
+from peagle.ops.triton.weights import Operands, Packing
 
 HOPPER = GPUTarget("cuda", 90, 32)
 BF16, F32, INT = "*bf16", "*fp32", "*i64"
 FLAGS = {"OVERLAP": True}
+DENSE = Packing("dense", 1, 1, 1, 1, False, False, False, 1)
+OF_TENSOR = dict.fromkeys(("numbers", "scales", "zeros", "factors"), BF16) | {"weight": Operands}
 WIDTHS = ("depth", "outputs", "width", "hidden", "query_stride", "side_stride", "slots_stride")
 
 
@@ -69,12 +72,13 @@ def spilled(made):
 
 
 def product(rows, **flags):
-    types = dict.fromkeys(("x", "weight", "bias", "stream", "norm", "out", "scaled"), BF16)
+    types = dict.fromkeys(("x", "bias", "stream", "norm", "out", "scaled"), BF16) | OF_TENSOR
     types |= {"squares": F32, "eps": "fp32", "partial": F32, "arrivals": "*i32"}
     types["results"] = ProductResults
-    sizes = {"ROWS": rows, "COLUMNS": 32, "DEPTH": 128, "OVERLAP": flags.get("adds", False)}
-    sizes["F"] = product_form(128, **flags)
-    compiled("residual", "_product", types, sizes, num_stages=5)
+    sizes = {"ROWS": rows, "LINES": 32 * (1 + flags.get("gated", False)), "DEPTH": 128, "W": DENSE}
+    sizes |= {"F": product_form(128, **flags), "OVERLAP": flags.get("adds", False)}
+    made = compiled("skinny_product", "_product", types, sizes, num_stages=5)
+    assert spilled(made) == 0, (rows, flags)
 
 
 def product_form(parts, splits=1, **flags):
@@ -230,7 +234,6 @@ for form, rows in ((False, 1), (True, 16)):
     compiled("routing", "_route_few_kernel", types, {**pieces, **flags})
 types = dict.fromkeys(("x", "bias", "out"), BF16) | ints | {"by_row": F32}
 packed = {"numbers": "*i16", "results": ProductResults}
-from peagle.ops.triton.weights import Operands, Packing
 
 
 def packing(kind, high, wide, columns, run=128):
@@ -239,8 +242,6 @@ def packing(kind, high, wide, columns, run=128):
 
 from peagle.ops.triton import experts
 
-DENSE = Packing("dense", 1, 1, 1, 1, False, False, False, 1)
-dense = dict.fromkeys(("numbers", "scales", "zeros", "factors"), BF16) | {"weight": Operands}
 forms = ((False, 8, 768, 2048), (True, 4, 2880, 2880), (False, 8, 704, 2816))
 for (biased, top_k, columns, depth), pairs in zip(forms, (16, 64, 128)):
     gates = Gates(top_k, biased, 7.0, 1.702, gelu=columns == 704)
@@ -248,7 +249,7 @@ for (biased, top_k, columns, depth), pairs in zip(forms, (16, 64, 128)):
         split = experts.split_of(torch.empty(0), pairs, "G" in flags)
         sizes = ExpertSizes(columns, depth, biased, pairs, split.lines, split.depth)
         options = {"num_warps": split.warps, "num_stages": split.stages}
-        made = compiled("experts", own, types | dense, {"E": sizes, "W": DENSE, **flags}, **options)
+        made = compiled("experts", own, types | OF_TENSOR, {"E": sizes, "W": DENSE, **flags}, **options)
         assert spilled(made) == 0, (own, pairs)
 cases = [(k, n) for k in ("fp8", "mxfp4") for n in (16, experts.LARGEST_BLOCK)]
 for kind, block in cases:

@@ -1,8 +1,8 @@
 """GPU kernels behind the signatures of the torch references one folder up.
 
-Beside those: `few_rows`, products of tensors (`residual`) and of any weights (`skinny_product`);
-`layer_chain`, a faster form of what they do; `hopper_attention`, one of `cached_attention`;
-`tiles`, how products of few rows are cut; `launch`, how kernels follow one another.
+Beside those: `few_rows`, products of weights of any format (`skinny_product`); `layer_chain`, a
+faster form of what they do; `hopper_attention`, one of `cached_attention`; `tiles`, how products of
+few rows are cut; `launch`, how kernels follow one another.
 
 An op says beside its reference, by `in_kernels`, when a kernel takes its place; `products.choice`
 does so for products. Nothing else asks where a tensor is.

@@ -1,15 +1,12 @@
-"""Products of few rows, bound by reading their weights, with what is around them in one launch.
-
-`residual` launches those of tensors, `skinny_product` those of packed weights.
-"""
+"""Products of few rows, bound by reading their weights, with what is around them in one launch."""
 
 import torch
 import triton
 from torch import Tensor
 
 from peagle.ops.products.product import Epilogue
-from peagle.ops.triton import residual, skinny_product
 from peagle.ops.triton.product_call import Addition, ProductCall
+from peagle.ops.triton.skinny_product import LINES, launch
 from peagle.ops.triton.tiles import padded, tile_of
 from peagle.ops.weight import QuantizedWeight, Weight
 
@@ -23,9 +20,8 @@ def linear(
 
 def invariant(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     """`x @ weight.T + bias`, where a row's result does not depend on the other rows."""
-    call = ProductCall(x.contiguous(), None, 0.0, weight, bias, x.new_empty(len(x), len(weight)))
-    skinny_product.launch(call)
-    return call.out
+    out = x.new_empty(len(x), len(weight))
+    return _launched(ProductCall(x.contiguous(), None, 0.0, weight, bias, out, fixed=True))
 
 
 def gated(x: Tensor, squares: Tensor | None, eps: float, weight: Weight) -> Tensor:
@@ -39,10 +35,8 @@ def add(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`stream + x @ weight.T + bias`, that times norm, and the parts of its squares."""
     out, scaled = torch.empty_like(stream), torch.empty_like(stream)
-    if isinstance(weight, QuantizedWeight):
-        columns = skinny_product.LINES
-    else:
-        columns = tile_of(x, len(weight), gated=False).columns
+    packed = isinstance(weight, QuantizedWeight)
+    columns = LINES if packed else tile_of(x, len(weight), gated=False).columns
     tiles = triton.cdiv(len(weight), columns)
     squares = torch.empty(tiles, padded(len(x)), device=x.device, dtype=torch.float32)
     addition = Addition(stream, norm, scaled, squares)
@@ -51,6 +45,5 @@ def add(
 
 
 def _launched(call: ProductCall) -> Tensor:
-    packed = isinstance(call.weight, QuantizedWeight)
-    (skinny_product if packed else residual).launch(call)
+    launch(call)
     return call.out

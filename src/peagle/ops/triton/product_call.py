@@ -68,6 +68,8 @@ class ProductCall:
     out: Tensor
     epilogue: Epilogue = Epilogue.NONE
     addition: Addition | None = None
+    fixed: bool = False
+    """Whether a row's result must not depend on the other rows."""
 
     def form(self, splits: int, apart: bool = False) -> ProductForm:
         """What its kernel is compiled with."""

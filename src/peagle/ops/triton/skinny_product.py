@@ -8,18 +8,21 @@ lines of what they gate behind them.
 
 A row's result is then the same to the last bit among any number of rows, which `batch_invariant`
 asks of tensors, too: there, where rows are many, a program takes all parts of the depth one after
-the other, and adds them up in the same order. Their other products of few rows are `residual`'s.
+the other, and adds them up in the same order. How their other products are divided `tiles` says,
+and where they beat cuBLAS.
 """
 
 import functools
 import math
 import warnings
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from peagle.ops.products.product import Epilogue
 from peagle.ops.triton.launch import (
     announce,
     multiprocessors,
@@ -29,7 +32,7 @@ from peagle.ops.triton.launch import (
     wait,
 )
 from peagle.ops.triton.product_call import ProductCall, gathered, left
-from peagle.ops.triton.tiles import padded
+from peagle.ops.triton.tiles import padded, tile_of
 from peagle.ops.triton.weights import (
     Packing,
     bits_of,
@@ -64,6 +67,30 @@ MOST_ROWS = 128
 """That a program has; more are divided among programs."""
 FUSED_ROWS = 64
 """Most rows whose sums of squares a product leaves for the next one."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a product is divided among programs."""
+
+    lines: int
+    """Lines of the weight that a program has."""
+    step: int
+    """Inputs that it reads at a time."""
+    height: int
+    """Rows that it has."""
+    splits: int
+    """Parts of the depth."""
+    apart: bool
+    """Whether a program has all parts, one after the other."""
+    stages: int
+    warps: int = 4
+    overlaps: bool = True
+
+    def grid(self, lines: int, rows: int) -> tuple[int, int, int]:
+        """Programs by lines, rows and depth."""
+        across = triton.cdiv(rows, self.height)
+        return triton.cdiv(lines, self.lines), across, 1 if self.apart else self.splits
 
 
 def takes(weight: QuantizedWeight, device: torch.device) -> bool:
@@ -145,37 +172,50 @@ def step_bytes(height: int, step: int, x: Tensor, bits: int = 8) -> int:
     return step * (LINES * bits // 8 + height * x.element_size())
 
 
-def launch(call: ProductCall) -> None:
-    """Fill a call's results."""
-    x, weight = call.x, call.weight
-    (rows, depth), outputs, bits = x.shape, call.out.shape[1], bits_of(weight)
+def division_of(call: ProductCall) -> Division:
+    """How a call is divided; but for tensors' few rows, by its weight alone."""
+    x, weight, (rows, depth) = call.x, call.weight, call.x.shape
+    if isinstance(weight, Tensor) and not call.fixed:
+        gated = call.epilogue is Epilogue.GATE
+        tile = tile_of(x, call.out.shape[1], gated)
+        lines = tile.columns * (1 + gated)
+        how = tile.stages, tile.warps, tile.overlaps
+        return Division(lines, tile.depth, padded(rows), tile.splits, False, *how)
+    bits = bits_of(weight)
     step = step_of(weight, FP4_DEPTH if bits == 4 else DEPTH)
     processors, height = multiprocessors(x), height_for(rows, step, x, bits)
     splits = splits_of(len(weight), depth, processors, max(step, DEPTH))
-    tiles, across = triton.cdiv(len(weight), LINES), triton.cdiv(rows, height)
+    apart = rows > height and isinstance(weight, Tensor)
+    given = Division(LINES, step, height, splits, apart, 0)
     room, bytes_of_step = room_of(x, LINES * step), step_bytes(height, step, x, bits)
-    squares, bias = call.operands
-    apart = across > 1 and isinstance(weight, Tensor)
-    together = 1 if apart else splits
-    _product[(tiles, across, together)](
+    programs = math.prod(given.grid(len(weight), rows))
+    return replace(given, stages=stages_for(programs, bytes_of_step, room, processors))
+
+
+def launch(call: ProductCall) -> None:
+    """Fill a call's results."""
+    x, weight, (rows, depth) = call.x, call.weight, call.x.shape
+    given, (squares, bias) = division_of(call), call.operands
+    tiles, across, together = grid = given.grid(len(weight), rows)
+    _product[grid](
         x,
         squares,
         operands(weight),
         bias,
-        call.results(tiles * across, together, LINES * height),
+        call.results(tiles * across, together, given.lines * given.height),
         rows,
-        outputs,
+        call.out.shape[1],
         depth,
         *call.shape,
         call.eps,
         W=Packing.of(weight),
-        ROWS=height,
-        LINES=LINES,
-        DEPTH=step,
-        F=call.form(splits, apart),
-        **overlap(x),
-        num_warps=4,
-        num_stages=stages_for(tiles * across * together, bytes_of_step, room, processors),
+        ROWS=given.height,
+        LINES=given.lines,
+        DEPTH=given.step,
+        F=call.form(given.splits, given.apart),
+        **overlap(x, given.overlaps),
+        num_warps=given.warps,
+        num_stages=given.stages,
     )
 
 

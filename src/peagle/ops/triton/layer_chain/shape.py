@@ -177,5 +177,5 @@ class ChainSizes:
 
     @property
     def squares_stride(self) -> int:
-        """Distance of two parts of the sums of squares, as in `residual`."""
+        """Distance of two parts of the sums of squares, as in `skinny_product`."""
         return padded(self.rows)
