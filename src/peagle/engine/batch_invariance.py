@@ -7,7 +7,7 @@ from peagle.models.decoder import Decoder
 from peagle.ops.cached_attention import FIXED_ROWS
 from peagle.ops.linear import Linear
 from peagle.ops.moe import RoutedExperts
-from peagle.ops.products.batch_invariant import covers
+from peagle.ops.products.few_rows import covers
 
 
 def check_batch_invariance(target: Decoder, most_drafts: int, captures: bool) -> None:

@@ -11,8 +11,8 @@ from peagle.ops.cached_attention import PassRows
 from peagle.ops.linear import Linear
 from peagle.ops.moe import ExpertWeights
 from peagle.ops.norm import RMSNorm
-from peagle.ops.products.batch_invariant import BatchInvariant
 from peagle.ops.products.choice import choose
+from peagle.ops.products.few_rows import BatchInvariant
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Epilogue
 

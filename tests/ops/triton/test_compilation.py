@@ -249,7 +249,8 @@ for (biased, top_k, columns, depth), pairs in zip(forms, (16, 64, 128)):
         split = experts.split_of(torch.empty(0), pairs, "G" in flags)
         sizes = ExpertSizes(columns, depth, biased, pairs, split.lines, split.depth)
         options = {"num_warps": split.warps, "num_stages": split.stages}
-        made = compiled("experts", own, types | OF_TENSOR, {"E": sizes, "W": DENSE, **flags}, **options)
+        flags |= {"E": sizes, "W": DENSE}
+        made = compiled("experts", own, types | OF_TENSOR, flags, **options)
         assert spilled(made) == 0, (own, pairs)
 cases = [(k, n) for k in ("fp8", "mxfp4") for n in (16, experts.LARGEST_BLOCK)]
 for kind, block in cases:

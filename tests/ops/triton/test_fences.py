@@ -13,6 +13,7 @@ import torch
 from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.runtime.interpreter import InterpretedFunction
 
+from peagle.engine.device.cycle import CycleShape
 from peagle.models.decoder import Decoder
 from peagle.models.spec import (
     AttentionSpec,
@@ -175,5 +176,5 @@ def replayed(
     engine = tiny.engine(decoder, drafter, 3, True, tiny.engine_config(dtype="bfloat16"))
     with monkeypatch.context() as patch:
         launched = recorded(patch)
-        engine.worker.graphs.dummy_run(2)
+        engine.worker.graphs.run([0, 1], CycleShape(3, 4))
     return launched

@@ -1,10 +1,9 @@
 """Products with few rows, the shape of decoding: what one is, and the kernels that compute it.
 
 `product`: the key by which a kernel is chosen and a tile remembered; `normed`: what enters one;
-`choice`: the kernels in order. Kernels: `batch_invariant`, `quantized_activations`, `widened`,
-`weight_only`, `few_rows`, `cublas`, and `plain`, the reference of all. `packed`: weights laid out
-once for a CPU.
+`choice`: the kernels in order. Kernels: `few_rows`, `quantized_activations`, `widened`, `cublas`,
+and `plain`, the reference of all. `packed`: weights laid out once for a CPU.
 
-A kernel is a subclass of `kernel.Kernel` in a file of its own here, listed in `choice.KERNELS`;
-what it launches is in `peagle.ops.triton`.
+A kernel is a subclass of `plain.Plain`, listed in `choice.KERNELS`; what it launches is in
+`peagle.ops.triton`.
 """

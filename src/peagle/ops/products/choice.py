@@ -1,22 +1,19 @@
 """Which kernel computes a product: the first, in order, that takes it."""
 
 from peagle.ops.linear import Linear
-from peagle.ops.products.batch_invariant import BatchInvariant
 from peagle.ops.products.cublas import CuBLAS
-from peagle.ops.products.few_rows import FewRows
-from peagle.ops.products.kernel import Kernel
+from peagle.ops.products.few_rows import BatchInvariant, FewRows, WeightOnly
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.plain import Plain
 from peagle.ops.products.product import Epilogue, Product
 from peagle.ops.products.quantized_activations import QuantizedActivations
-from peagle.ops.products.weight_only import WeightOnly
 from peagle.ops.products.widened import Widened
 from peagle.ops.triton import Kernels
 from peagle.ops.weight import format_of
 
 PLAIN = Plain()
 LAUNCHES = Kernels("few_rows")
-KERNELS: tuple[Kernel, ...] = (
+KERNELS: tuple[Plain, ...] = (
     BatchInvariant(),
     QuantizedActivations(),
     Widened(),
@@ -28,7 +25,7 @@ KERNELS: tuple[Kernel, ...] = (
 """On a GPU; the last one, and elsewhere the only one, takes every product."""
 
 
-def choose(x: Normed, layer: Linear, epilogue: Epilogue) -> Kernel:
+def choose(x: Normed, layer: Linear, epilogue: Epilogue) -> Plain:
     """The kernel for `x @ weight.T` and what follows."""
     if LAUNCHES.chosen(x.x) is None:
         return PLAIN

@@ -4,19 +4,18 @@ from torch import Tensor
 
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
-from peagle.ops.products.kernel import Kernel
+from peagle.ops.products.cublas import CuBLAS
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Product
 from peagle.ops.triton import kernels
+from peagle.ops.weight import QuantizedWeight, Weight
 
 
-class FewRows(Kernel):
-    """Those of which `tiles` says that a tile beats cuBLAS; where gated, without a bias."""
+class FewRows(CuBLAS):
+    """Those of tensors of which `tiles` says that a tile beats cuBLAS; where gated, no bias."""
 
     def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
-        if not product.dense or (product.gated and layer.bias is not None):
-            return False
-        return kernels("tiles").takes(product)
+        return super().takes(product, x, layer) and kernels("tiles").takes(product)
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         return kernels("few_rows").linear(x.x, x.squares, x.eps, layer.weight, layer.bias)
@@ -28,3 +27,35 @@ class FewRows(Kernel):
         fast = kernels("few_rows")
         total, scaled, squares = fast.add(x.x, layer.weight, layer.bias, stream, norm.weight)
         return total, Normed(scaled, squares, norm.eps)
+
+
+class WeightOnly(FewRows):
+    """Weights of few bits, read as they are and widened in registers; inputs in 16 bits."""
+
+    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
+        return not product.dense and covers(layer.weight)
+
+    def gated(self, x: Normed, layer: Linear) -> Tensor:
+        return (FewRows if layer.bias is None else CuBLAS).gated(self, x, layer)
+
+    def add(self, x: Normed, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
+        few = len(x.x) <= kernels("skinny_product").FUSED_ROWS
+        return (FewRows if few else CuBLAS).add(self, x, layer, stream, norm)
+
+
+class BatchInvariant(CuBLAS):
+    """Products whose rows do not depend on what other rows there are, for layers that ask for it;
+    what is around them has launches of its own."""
+
+    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
+        return layer.batch_invariant and x.squares is None and covers(layer.weight)
+
+    def linear(self, x: Normed, layer: Linear) -> Tensor:
+        return kernels("few_rows").invariant(x.x, layer.weight, layer.bias)
+
+
+def covers(weight: Weight) -> bool:
+    """Whether kernels of few rows multiply a weight where it is."""
+    if isinstance(weight, QuantizedWeight):
+        return kernels("skinny_product").takes(weight, weight.device)
+    return True
