@@ -18,8 +18,11 @@ from typing import Any
 
 import torch
 
-from peagle.bench.shapes import random_drafter, random_prompts, shape_of
-from peagle.drafters.checkpoint import save_drafter
+from peagle.bench.random_weights import random_ends
+from peagle.bench.shapes import random_block, random_drafter, random_prompts, shape_of
+from peagle.drafters.checkpoint import EMBEDDINGS, HEAD, save_drafter
+from peagle.drafters.dflash import BlockModel
+from peagle.drafters.dflash_checkpoint import save_dflash
 from peagle.drafters.model import DraftModel
 from peers.config_json import config_json
 from peers.job import Job
@@ -92,9 +95,9 @@ def speculation(job: Job, directory: Path) -> dict[str, Any]:
     if job.method == "mtp":  # the head among the target's own files
         return {"method": "mtp", **asked}
     if job.drafter is None:
-        write_drafter(job, parallel, directory)
+        write_drafter(job, directory)
     return {
-        "method": "eagle3",
+        "method": "dflash" if job.method == "dflash" else "eagle3",
         "model": job.drafter or str(directory),
         "draft_load_config": {"load_format": "safetensors"},
         **asked,
@@ -102,13 +105,19 @@ def speculation(job: Job, directory: Path) -> dict[str, Any]:
     }
 
 
-def write_drafter(job: Job, parallel: bool, directory: Path) -> None:
+def write_drafter(job: Job, directory: Path) -> None:
     """Write a random drafter of the job's shape."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype, shape = getattr(torch, job.dtype), shape_of(str(job.shape))
-    model = random_drafter(shape, parallel, job.layers, device, dtype).model
-    assert isinstance(model, DraftModel)
-    save_drafter(directory, model, dtype)
+    if job.method == "dflash":
+        ends = random_ends(shape.target, device, dtype)
+        block = random_block(shape, ends).model
+        assert isinstance(block, BlockModel)
+        save_dflash(directory, block, dtype, frozenset((EMBEDDINGS, HEAD)))
+    else:
+        model = random_drafter(shape, job.method == "peagle", job.layers, device, dtype).model
+        assert isinstance(model, DraftModel)
+        save_drafter(directory, model, dtype)
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
