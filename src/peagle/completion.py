@@ -54,6 +54,15 @@ class Completion:
         """The content."""
         return self.message.content
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Its times, by vLLM's names: in the queue, from there to its first token (prefill), from
+        there to its last one (decode), and both together (inference)."""
+        times = self.token_times or (self.queued,)
+        inference, decode = times[-1] - self.queued, times[-1] - times[0]
+        prefill = inference - decode
+        return {"queue": self.queued, "prefill": prefill, "decode": decode, "inference": inference}
+
 
 @dataclass(frozen=True)
 class Chunk:

@@ -11,11 +11,8 @@ from peagle.grammar import FORM, lark_rule
 from peagle.schema import kept_form
 
 REPEATS = {"optional": "?", "star": "*", "plus": "+"}
-KINDS = (
-    *("const_string", "json_schema", "regex", "grammar", "sequence", "or", *REPEATS, "any_text"),
-    *("tag", "triggered_tags", "tags_with_separator"),
-)
-"""Types of formats that become grammars."""
+TEXTS = {"regex": "pattern", "grammar": "grammar"}
+"""Formats that are forms of one text, and where it stands."""
 ANY = {"type": "any_text"}
 Format = Mapping[str, Any]
 
@@ -45,10 +42,10 @@ class _Grammar:
     def whole(self, tag: Format) -> str:
         """The grammar of a tag in either of vLLM's forms."""
         if "structures" in tag:
-            tags = [
-                {"begin": one["begin"], "end": one["end"], "content": _schema(one.get("schema"))}
-                for one in tag["structures"]
-            ]
+            schemas = [one.get("schema") or True for one in tag["structures"]]
+            contents = [{"type": "json_schema", "json_schema": schema} for schema in schemas]
+            pairs = zip(tag["structures"], contents, strict=True)
+            tags = [{**one, "content": content} for one, content in pairs]
             tag = {"format": {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}}
         start = "TEXT" if tag["format"] == ANY else self._of(tag["format"])
         return "\n".join([f"start: {start}", *self._rules, "TEXT: /(?s:.*)/"])
@@ -56,18 +53,15 @@ class _Grammar:
     def _of(self, form: Format) -> str:
         """A format as the right side of a rule."""
         kind = form["type"]
-        if kind not in KINDS or form.get("excludes") or form.get("style", "json") != "json":
-            told = json.dumps(form, default=str)[:80]
-            raise InputError(f"{FORM} structural_tag cannot keep {told}; it has {', '.join(KINDS)}")
+        if form.get("excludes") or form.get("style", "json") != "json":
+            kind = "unknown"
         match kind:
             case "const_string":
                 return self._text(form["value"])
             case "json_schema":
                 return lark_rule(kept_form(StructuredOutputs(json=json.dumps(form["json_schema"]))))
-            case "regex":
-                return lark_rule(StructuredOutputs(regex=form["pattern"]))
-            case "grammar":
-                return lark_rule(StructuredOutputs(grammar=form["grammar"]))
+            case "regex" | "grammar":
+                return lark_rule(StructuredOutputs(**{kind: form[TEXTS[kind]]}))
             case "sequence":
                 return f"({' '.join(map(self._of, form['elements']))})"
             case "or":
@@ -78,9 +72,10 @@ class _Grammar:
                 return self._triggered(form)
             case "tags_with_separator":
                 return self._separated(form)
-            case "any_text":
-                raise InputError(f"{FORM} structural_tag: any_text stands alone, or within a tag")
-        return f"({self._of(form['content'])}){REPEATS[kind]}"
+            case "optional" | "star" | "plus":
+                return f"({self._of(form['content'])}){REPEATS[kind]}"
+        told = json.dumps(form, default=str)[:80]
+        raise InputError(f"{FORM} structural_tag cannot keep {told}, at least not in this place")
 
     def _ended(self, tag: Format) -> str:
         """A tag's content and its end."""
@@ -125,10 +120,6 @@ class _Grammar:
             parts += [json.dumps(text[place : found.start()]), f"<[{self._added[found[0]]}]>"]
             place = found.end()
         return " ".join(part for part in [*parts, json.dumps(text[place:])] if part != '""')
-
-
-def _schema(schema: Any) -> Format:
-    return {"type": "json_schema", "json_schema": True if schema is None else schema}
 
 
 def _either(parts: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 """`peagle serve`: an OpenAI-compatible endpoint."""
 
+import importlib
 import logging
 import os
 import secrets
@@ -55,6 +56,7 @@ SERVER: dict[str, Help] = {
     "audit": "Share of the answers that are checked, token by token, in idle time.",
     "audit_action": "drain: end with exit code 1 after a finding.",
     "audit_dump": ("Directory for the tokens of what is found.", "none"),
+    "otlp_traces_endpoint": ("URL to which OpenTelemetry's spans go, by HTTP.", "none"),
 }
 """What fields of `ServerSettings` do."""
 READERS: dict[str, Help] = {
@@ -179,7 +181,9 @@ def serve(
         drawn: dict[str, Any] = {"seed": secrets.randbits(SEED_BITS)}
         config = EngineConfig(**drawn | sizes, **hardware)
     _check_audit(settings, drafting)
-    run = _runner()
+    run = _part("run", "the server", "serve")
+    if settings.otlp_traces_endpoint is not None:
+        _part("spans", "--otlp-traces-endpoint", "otel")
     run.set_up_log(settings.log_format)
     for line in command.said:
         log.warning(line)
@@ -206,13 +210,12 @@ def _check_audit(settings: ServerSettings, drafting: NamedDrafter) -> None:
             raise InputError(f"--audit-dump {settings.audit_dump}: {reason(error)}") from None
 
 
-def _runner() -> Any:
-    """The module `peagle.server.run`, whose libraries may lack."""
+def _part(module: str, what: str, extra: str) -> Any:
+    """A module of the server, whose libraries, which an extra brings, may lack."""
     try:
-        from peagle.server import run
+        return importlib.import_module(f"peagle.server.{module}")
     except ModuleNotFoundError as error:
-        raise InputError(lacking(f"the server needs {error.name}", "serve")) from None
-    return run
+        raise InputError(lacking(f"{what} needs {error.name}", extra)) from None
 
 
 def _pair(

@@ -63,7 +63,7 @@ IGNORED: Flags = {
     collect-detailed-traces=+ cudagraph-metrics custom-histogram-buckets= disable-fastapi-docs
     enable-layerwise-nvtx-tracing enable-logging-iteration-details enable-mfu-metrics
     enable-offline-docs enable-tokenizer-info-endpoint
-    fingerprint-mode=none fingerprint-value= kv-cache-metrics otlp-traces-endpoint=
+    fingerprint-mode=none fingerprint-value= kv-cache-metrics
     per-request-spec-decode-metrics=none profiler-config= reasoning-config=
     trust-request-chat-template""",
     "a request that sends return_metrics gets them": "enable-per-request-metrics",

@@ -1,6 +1,5 @@
 """An engine in this process."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -22,10 +21,6 @@ class LocalEngine(EngineClient):
         super().__init__(core.facts)
         self.core, self.constraints = core, constraints
         self._watchdog: Watchdog | None = None
-
-    @property
-    def pid(self) -> int:
-        return os.getpid()
 
     @property
     def busy(self) -> bool:

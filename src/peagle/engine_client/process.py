@@ -42,6 +42,8 @@ interpreter is kept."""
 SPARE = 30.0
 """Seconds of silence beyond the limit of a step after which the process is ended: it should have
 ended itself."""
+THREADS = "OMP_NUM_THREADS"
+NONE: Mapping[str, str] = {}
 log = logging.getLogger("peagle.engine")
 
 
@@ -55,20 +57,15 @@ class RemoteTracebackError(Exception):
 class EngineProcess(EngineClient):
     """Starts a process, which loads the engine of a source and runs its steps without being asked.
 
-    threads: of torch on a CPU; None: as many as here. variables: of the environment, besides ours.
+    variables: of its environment, in place of ours.
     `compile` waits until another thread's `step` brings the answer. Raises `InputError` as
     `EngineSource.load` does.
     """
 
     in_process = False
 
-    def __init__(
-        self,
-        source: EngineSource,
-        threads: int | None = None,
-        variables: Mapping[str, str] | None = None,
-    ) -> None:
-        self._process, descriptor = _start(variables or {})
+    def __init__(self, source: EngineSource, variables: Mapping[str, str] = NONE) -> None:
+        self._process, descriptor = _start(variables)
         self._channel: Channel[FromEngine] = Channel(descriptor, FromEngine)
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -83,7 +80,7 @@ class EngineProcess(EngineClient):
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._channel, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        threads = threads or torch.get_num_threads()
+        threads = int(variables.get(THREADS, torch.get_num_threads()))
         self._send(messages.Open(json.dumps(source.model_dump()), threads))
         try:
             ready = self._loaded()
@@ -128,8 +125,8 @@ class EngineProcess(EngineClient):
         return self.responds and not self._channel.is_full
 
     def fileno(self) -> int:
-        """The descriptor that can be read once something has come."""
-        return self._channel.fileno()
+        """The descriptor that can be read once something has come, or `wake` was called."""
+        return self._selector.fileno()
 
     def watch(self, give_up: Callable[[], object]) -> None:
         """Nothing: the process watches itself, and `step` whether it is heard."""

@@ -1,15 +1,13 @@
 """Several engines as one: replicas of the same pair, each in a process of its own."""
 
-import contextlib
 import logging
 import os
-import selectors
-import socket
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from multiprocessing import connection
 
 import torch
 
@@ -20,7 +18,7 @@ from peagle.engine.request import RequestOutput
 from peagle.engine_client.client import EngineClient, EngineStepError
 from peagle.engine_client.form import Form
 from peagle.engine_client.prefix_owners import PrefixOwners
-from peagle.engine_client.process import WAIT, EngineProcess, settle
+from peagle.engine_client.process import THREADS, WAIT, EngineProcess, settle
 from peagle.engine_client.source import EngineSource
 from peagle.errors import InputError
 
@@ -29,8 +27,8 @@ SLACK, SHARE = 4, 1.25
 this multiple of the least that any has."""
 PAUSE = 30.0
 """Seconds between two attempts to start an engine again."""
-LOST = "the engine of this request ended"
-"""How the failure of a request begins that another engine would serve."""
+LOST = "the engine of this request ended; try again"
+"""The failure of a request that another engine would serve."""
 FAILED = "a step of this request's engine failed; the server's log says why"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 log = logging.getLogger("peagle.engine")
@@ -53,18 +51,11 @@ class Replicas(EngineClient):
             self._engines = [first, *together.map(lambda start: start(), self._starts[1:])]
         super().__init__(first.facts)
         self.max_num_seqs = sum(engine.max_num_seqs for engine in self._engines)
-        self._waker, self._woken = socket.socketpair()
-        self._waker.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        for each in (self._woken, *self._engines):
-            self._selector.register(each, selectors.EVENT_READ)
         self._owners: dict[str, int] = {}
         """The engine of each request that runs."""
         self._prefixes = PrefixOwners()
         self._added, self._last = 0, [0] * count
         """Requests so far, and how many there were when each engine got its newest one."""
-        self._stranded: list[str] = []
-        """Requests that no engine could get."""
         self._started: deque[tuple[int, EngineProcess]] = deque()
         """Engines that were started again."""
         self._is_lost = False
@@ -74,10 +65,6 @@ class Replicas(EngineClient):
     @property
     def replicas(self) -> Sequence[EngineProcess]:
         return self._engines
-
-    @property
-    def pid(self) -> int:
-        return self._engines[0].pid
 
     @property
     def busy(self) -> bool:
@@ -121,12 +108,9 @@ class Replicas(EngineClient):
         self._added += params.unrecorded_from is None
         index = self._choose(prompt, params.cache_salt)
         self._owners[request_id] = index
-        if self._engines[index].responds:
-            self._prefixes.give(prompt, params.cache_salt, index)
-            self._last[index] = self._added
-            self._engines[index].add(request_id, prompt, params, form)
-        else:
-            self._stranded.append(request_id)
+        self._prefixes.give(prompt, params.cache_salt, index)
+        self._last[index] = self._added
+        self._engines[index].add(request_id, prompt, params, form)
         return index
 
     def abort(self, request_id: str, reason: str = "abort") -> None:
@@ -138,25 +122,21 @@ class Replicas(EngineClient):
         not be started again."""
         if self._is_lost:
             raise EngineDeadError("no engine is left, and one could not be started again")
+        outputs: list[RequestOutput] = []
         while self._started:
             index, engine = self._started.popleft()
+            outputs += self._fail(index, LOST)  # what came after it had ended
             self._engines[index].close()
             self._engines[index] = engine
-            self._selector.register(engine, selectors.EVENT_READ)
             log.info(f"engine {index} serves again")
-        outputs = self._fail([one for one in self._stranded if one in self._owners], LOST)
-        self._stranded = []
-        ready = {key.fileobj for key, _ in self._selector.select(0 if outputs else WAIT)}
-        if self._woken in ready:
-            self._woken.recv(4096)
+        connection.wait([engine for engine in self._engines if not engine.ended], WAIT)
         for index, engine in enumerate(self._engines):
-            if not engine.ended:
-                outputs += self._step(index, engine)
+            outputs += self._step(index, engine)
         return outputs
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):  # it has been woken often enough, or is closed
-            self._waker.send(b"\0")
+        for engine in self._engines:
+            engine.wake()
 
     def kill(self) -> None:
         self._closing.set()
@@ -166,16 +146,16 @@ class Replicas(EngineClient):
     def close(self) -> None:
         """End all processes, and wait for them."""
         self._closing.set()
-        self._selector.close()
-        for each in (self._waker, self._woken, *self._engines, *(one for _, one in self._started)):
-            each.close()
+        for engine in (*self._engines, *(one for _, one in self._started)):
+            engine.close()
 
     def _choose(self, prompt: Sequence[int], salt: str | None) -> int:
         """The engine that knows most of a prompt, unless it has too much to do; else the one with
         the least to do, of equals the one that got its newest request first."""
         loads = Counter(self._owners.values())
         every = range(len(self._engines))
-        takers = [index for index in every if self._engines[index].takes] or every
+        takers = [index for index in every if self._engines[index].takes]
+        takers = takers or [index for index in every if self._engines[index].responds] or [*every]
         owner = self._prefixes.find(prompt, salt)
         most = SHARE * min(loads[index] for index in takers) + SLACK
         if owner is not None and owner in takers and loads[owner] <= most:
@@ -184,26 +164,28 @@ class Replicas(EngineClient):
 
     def _step(self, index: int, engine: EngineProcess) -> list[RequestOutput]:
         """What one of them has brought; where it failed, the ends of its requests."""
+        if engine.ended:
+            return self._fail(index, LOST)
         try:
             outputs = engine.step(0)
-        except (EngineStepError, EngineDeadError) as error:
-            running = [one for one, owner in self._owners.items() if owner == index]
-            log.exception(f"engine {index} failed, and {len(running)} requests with it")
-            if isinstance(error, EngineStepError):
-                return self._fail(running, FAILED)
-            self._selector.unregister(engine)
+        except EngineStepError:
+            log.exception(f"a step of engine {index} failed")
+            return self._fail(index, FAILED)
+        except EngineDeadError:
+            log.exception(f"engine {index} is started again")
             threading.Thread(target=self._start_again, args=(index,), daemon=True).start()
-            return self._fail(running, f"{LOST}; try again")
+            return self._fail(index, LOST)
         for output in outputs:
             if output.finish_reason is not None:
                 self._owners.pop(output.request_id, None)
         return outputs
 
-    def _fail(self, requests: Sequence[str], why: str) -> list[RequestOutput]:
-        """End requests with an error."""
-        for request_id in requests:
+    def _fail(self, index: int, why: str) -> list[RequestOutput]:
+        """End an engine's requests with an error."""
+        lost = [request_id for request_id, owner in self._owners.items() if owner == index]
+        for request_id in lost:
             self.abort(request_id)
-        return [RequestOutput(one, (), 0, "error", failure=why) for one in requests]
+        return [RequestOutput(one, (), 0, "error", failure=why) for one in lost]
 
     def _start_again(self, index: int) -> None:
         """Start an engine in place of one that ended; from a thread of its own."""
@@ -224,11 +206,11 @@ def _starts(source: EngineSource, count: int) -> list[Callable[[], EngineProcess
     device = resolve_device(source.config.device)
     if device.type == "cpu":
         share = max(torch.get_num_threads() // count, 1)
-        return [partial(EngineProcess, source, share)] * count
+        return [partial(EngineProcess, source, {THREADS: str(share)})] * count
     if device.index is not None:
         raise InputError(f"{count} engines on {device} alone; leave its number out")
     if (there := torch.cuda.device_count()) < count:
         raise InputError(f"{count} engines need a GPU each, and torch sees {there}; give fewer")
     visible = os.environ.get(VISIBLE) or ",".join(map(str, range(count)))
     each = visible.split(",")[:count]
-    return [partial(EngineProcess, source, None, {VISIBLE: one}) for one in each]
+    return [partial(EngineProcess, source, {VISIBLE: one}) for one in each]

@@ -148,15 +148,14 @@ def _add_ids(
 def _times(done: Completion) -> Json:
     """A choice's seed, and its times as vLLM measures them: in the queue, from there to the first
     token, and between tokens."""
-    count, times = len(done.token_times), done.token_times or (done.queued,)
-    written, ran = times[-1] - times[0], times[-1] - done.queued
+    count, took = len(done.token_times), done.seconds
     return {
         "seed": done.seed,
-        "queue_time_ms": 1e3 * done.queued,
-        "time_to_first_token_ms": 1e3 * (times[0] - done.queued) if count else None,
-        "generation_time_ms": 1e3 * written if count else None,
-        "mean_itl_ms": 1e3 * written / (count - 1) if count > 1 else None,
-        "tokens_per_second": count / ran if ran > 0 else None,
+        "queue_time_ms": 1e3 * took["queue"],
+        "time_to_first_token_ms": 1e3 * took["prefill"] if count else None,
+        "generation_time_ms": 1e3 * took["decode"] if count else None,
+        "mean_itl_ms": 1e3 * took["decode"] / (count - 1) if count > 1 else None,
+        "tokens_per_second": count / took["inference"] if count else None,
     }
 
 

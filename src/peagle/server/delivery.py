@@ -149,7 +149,7 @@ async def _gone(receive: Receive) -> None:
 def _failed(why: str) -> APIError:
     """The refusal of an answer that ended with an error: another attempt may mend all but a form
     that turned out too complex, or that other fields leave no token for."""
-    if why.startswith(LOST):
+    if why == LOST:
         return APIError(503, why, headers={"Retry-After": "1"})
     return APIError(400 if why.startswith(FORM) else 500, why)
 

@@ -204,19 +204,15 @@ class Watch:
 
     def _finish(self, done: Completion) -> None:
         """Count how long a finished sequence was, and how long it took."""
-        count, times = len(done.token_ids), done.token_times or (done.queued,)
+        count, took = len(done.token_ids), done.seconds
         self._count("vllm:prompt_tokens_cached", done.cached_tokens)
         values = {
-            "vllm:request_queue_time_seconds": done.queued,
-            "vllm:request_prefill_time_seconds": times[0] - done.queued,
-            "vllm:request_decode_time_seconds": times[-1] - times[0],
-            "vllm:request_inference_time_seconds": times[-1] - done.queued,
+            **{f"vllm:request_{name}_time_seconds": value for name, value in took.items()},
             "vllm:request_prompt_tokens": len(done.prompt_token_ids),
             "vllm:request_generation_tokens": count,
         }
         if count > 1:
-            each = (times[-1] - times[0]) / (count - 1)
-            values["vllm:request_time_per_output_token_seconds"] = each
+            values["vllm:request_time_per_output_token_seconds"] = took["decode"] / (count - 1)
         for name, value in values.items():
             self._observe(name, value)
 

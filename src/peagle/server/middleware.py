@@ -28,6 +28,9 @@ HEAD_BYTES = 64 << 10
 """Most bytes of a request's target and headers."""
 KEY: contextvars.ContextVar[str | None] = contextvars.ContextVar("KEY", default=None)
 """Which of several keys the request has that is served in this context."""
+ORIGIN: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("ORIGIN")
+"""Of the request that is served in this context: its id, and where it stands in a trace."""
+TRACE_HEADERS = ("traceparent", "tracestate")
 GIVEN_ID = re.compile(r"[\w.-]{1,128}")
 log = logging.getLogger("peagle.server")
 
@@ -46,9 +49,12 @@ class AccessLog:
         """Serve one request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        given = Headers(scope=scope).get("x-request-id", "")
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
         state = scope.setdefault("state", {})
         state["request_id"] = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
+        trace = {name: headers[name] for name in TRACE_HEADERS if name in headers}
+        ORIGIN.set({"x-request-id": state["request_id"], **trace})
         start, status, whole = time.perf_counter(), 0, False
 
         async def send_named(message: Message) -> None:

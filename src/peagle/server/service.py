@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from peagle.async_llm import AsyncLLM, Batch
 from peagle.completion import Chunk
@@ -18,8 +18,11 @@ from peagle.preparation import SIZE, kind_of
 from peagle.server.auditor import Auditor
 from peagle.server.errors import APIError, closing, unresponsive
 from peagle.server.metrics import Metrics, Watch
-from peagle.server.middleware import KEY
+from peagle.server.middleware import KEY, ORIGIN
 from peagle.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from peagle.server.spans import RequestSpans
 
 T = TypeVar("T")
 DRAIN_STEP = 0.05
@@ -63,6 +66,7 @@ class Service:
         """Sequences that wait or run."""
         self.distrusted = False
         """Whether an audit has found what ends the server."""
+        self.spans = _spans(settings)
         self.auditor: Auditor | None = None
         if settings.audit:
             idle = self._is_idle
@@ -152,9 +156,15 @@ class Service:
         for watch in watches:
             running.callback(watch.close)
 
+        origin = ORIGIN.get({})
+
         def offer(index: int, chunk: Chunk) -> None:
-            if self.auditor is not None and chunk.completion is not None:
-                self.auditor.offer(prepared[index], chunk.completion)
+            if (done := chunk.completion) is None:
+                return
+            if self.spans is not None:
+                self.spans.tell(prepared[index], done, n, origin)
+            if self.auditor is not None:
+                self.auditor.offer(prepared[index], done)
 
         return Job(prepared, _counted(batches, watches, offer), n)
 
@@ -199,6 +209,15 @@ class Service:
         """Stop the engine, whatever it does; streams still open end with an error."""
         self.draining = True
         self._async.close(GRACE)
+
+
+def _spans(settings: ServerSettings) -> "RequestSpans | None":
+    """What makes spans, whose libraries are imported only where they are asked for."""
+    if settings.otlp_traces_endpoint is None:
+        return None
+    from peagle.server.spans import RequestSpans
+
+    return RequestSpans(settings.otlp_traces_endpoint, settings.model_names[0])
 
 
 def _scores(asked: Iterable[tuple[int, int | None]]) -> int:

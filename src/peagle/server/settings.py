@@ -71,4 +71,6 @@ class ServerSettings(Config):
     """drain: after a finding the server ends as by SIGTERM, with exit code 1."""
     audit_dump: str | None = None
     """Directory for the cases of findings, which hold the texts' tokens; unset: none are kept."""
+    otlp_traces_endpoint: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    """Where OpenTelemetry's spans of answers are posted to, by HTTP; unset: none are made."""
     limits: Limits = Limits()
