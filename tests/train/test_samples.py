@@ -9,7 +9,6 @@ from peagle.errors import InputError
 from peagle.train.samples import (
     Chat,
     Continuation,
-    MarkedIds,
     Passage,
     TokenIds,
     parse_sample,
@@ -136,11 +135,11 @@ FORMS: list[tuple[dict[str, Any], Any]] = [
     ({"text": "c", "prompt": None}, Passage(AT, "c")),
     (
         {"prompt_token_ids": [], "token_ids": [3, 4], "messages": [user("a")]},
-        TokenIds(AT, (), (3, 4)),
+        TokenIds(AT, (3, 4), ((0, 2),)),
     ),
     (
         {"input_ids": [5, 6, 7, 8, 9], "loss_mask": [0, 1, 1, 0, 1]},
-        MarkedIds(AT, (5, 6, 7, 8, 9), ((1, 3), (4, 5))),
+        TokenIds(AT, (5, 6, 7, 8, 9), ((1, 3), (4, 5))),
     ),
 ]
 

@@ -22,18 +22,6 @@ QUESTIONERS = ("user", "tool")
 CALLED = "the target calls a tool, and the data has no result of that call"
 
 
-class CutAnswerError(NoAnswerError):
-    """A limit on tokens or the context ended the answer, rather than the target."""
-
-    def __init__(self, answer: Regeneration) -> None:
-        kept = ", or --keep-cut for first answers" if answer.token_ids else ""
-        super().__init__(
-            f"an answer was cut after {answer.tokens} tokens by --max-tokens or the context's end; "
-            f"to keep it raise --max-tokens{kept}"
-        )
-        self.answer = answer
-
-
 @dataclass(frozen=True)
 class Extent:
     """How far a conversation got."""
@@ -208,12 +196,12 @@ async def _converse(
             said.append(message)
             continue
         try:
-            answer = await _whole_answer(said, chat, answerer, seeded(params, turn))
-        except CutAnswerError as error:
-            problem, cut = f"{chat.place}: {error}", error.answer
-            break
+            answer = await answerer.chat(said, chat.tools, seeded(params, turn))
         except NoAnswerError as error:
             problem = f"{chat.place}: {error}"
+            break
+        if answer.cut:
+            problem, cut = f"{chat.place}: {_cut_short(answer)}", answer
             break
         answers[turn] = answer
         said.append(answer.message)
@@ -230,14 +218,13 @@ async def _converse(
     return Extent(record, tokens, problem, cut is not None)
 
 
-async def _whole_answer(
-    said: Sequence[Message], chat: Chat, answerer: Answerer, params: SamplingParams
-) -> Regeneration:
-    """The target's next turn. Raises `NoAnswerError`, also for one that a limit cut."""
-    answer = await answerer.chat(said, chat.tools, params)
-    if answer.cut:
-        raise CutAnswerError(answer)
-    return answer
+def _cut_short(answer: Regeneration) -> str:
+    """That a limit ended an answer, rather than the target."""
+    kept = ", or --keep-cut for first answers" if answer.token_ids else ""
+    return (
+        f"an answer was cut after {answer.tokens} tokens by --max-tokens or the context's end; to "
+        f"keep it raise --max-tokens{kept}"
+    )
 
 
 def _awaits_results(answer: Regeneration, following: Sequence[Message | None]) -> bool:

@@ -38,7 +38,7 @@ class Masked:
             outs, sums = zip(*parts, strict=True)
             return torch.cat(outs, dim=2), torch.cat(sums, dim=2)
         blocked = (part.unflatten(2, (-1, BLOCK)) for part in (query, key, value))
-        drawn: Weighed = _flex()(*blocked, self._blocks)
+        drawn: Weighed = _compiled(_flex_attention)(*blocked, self._blocks)
         return drawn
 
 
@@ -84,7 +84,7 @@ class _AddDense(torch.autograd.Function):
         merged = rest.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
         total = rest_sum.clone()
         kept: list[Any] = []
-        join = _compiled_join() if query.is_cuda else _join
+        join = _compiled(_join) if query.is_cuda else _join
         for part, key, value in zip(rows, seen[::2], seen[1::2], strict=True):
             drawn, log_sum, seeds = _dense(query[..., part, :], key, value)
             join(merged[..., part, :], total[..., part], drawn, log_sum)
@@ -104,7 +104,7 @@ class _AddDense(torch.autograd.Function):
                 gradient[..., part, :], *inputs, *drawn, kept
             )
             of_seen += more
-        split = _compiled_split() if query.is_cuda else _split
+        split = _compiled(_split) if query.is_cuda else _split
         return of_query, *split(gradient, merged, total, rest, rest_sum), None, *of_seen
 
 
@@ -205,18 +205,8 @@ def _per_head(part: Tensor, query: Tensor) -> Tensor:
 
 
 @cache
-def _compiled_join() -> Any:
-    return torch.compile(_join, dynamic=True)
-
-
-@cache
-def _compiled_split() -> Any:
-    return torch.compile(_split, dynamic=True)
-
-
-@cache
-def _flex() -> Any:
-    return torch.compile(_flex_attention, dynamic=True)
+def _compiled(function: Any) -> Any:
+    return torch.compile(function, dynamic=True)
 
 
 def _flex_attention(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Weighed:

@@ -13,7 +13,6 @@ from peagle.train.packing import Document
 from peagle.train.samples import (
     Chat,
     Continuation,
-    MarkedIds,
     Passage,
     Sample,
     TokenIds,
@@ -107,7 +106,6 @@ class Encoder:
             Continuation: self._completions,
             Passage: self._texts,
             TokenIds: self._token_ids,
-            MarkedIds: self._marked_ids,
         }
         return [[document] for document in kinds[kind](samples)]
 
@@ -146,10 +144,9 @@ class Encoder:
     def _token_ids(self, samples: Sequence[TokenIds]) -> list[Document]:
         for sample in samples:
             if sample.text:
-                check_ids(sample.response, [sample.text], self._tokenizer, sample.place)
-        return [Document.answered((*s.prompt, *s.response), len(s.prompt)) for s in samples]
-
-    def _marked_ids(self, samples: Sequence[MarkedIds]) -> list[Document]:
+                [(start, stop)] = sample.responses
+                said = sample.ids[start:stop]
+                check_ids(said, [sample.text], self._tokenizer, sample.place)
         return [Document(sample.ids, sample.responses) for sample in samples]
 
     def _texts(self, samples: Sequence[Passage]) -> list[Document]:

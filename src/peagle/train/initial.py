@@ -179,10 +179,9 @@ def _new_drafter(recipe: Recipe, target: Ends, config: HeadConfig, rows: PackedR
     model.apply(_draw)
     if isinstance(model, DraftModel) and config.kind is PEAGLE:
         nn.init.normal_(model.mask_hidden)
-    kept = torch.arange(config.draft_vocab_size)
-    if config.reduced_vocabulary:
-        kept = kept_tokens(config, rows)
-        model.readout.d2t = offsets(kept)
+    reduced = config.reduced_vocabulary
+    kept = kept_tokens(config, rows) if reduced else torch.arange(config.draft_vocab_size)
+    model.readout.d2t = offsets(kept)
     with torch.no_grad():
         model.embed.weight.copy_(target.embed.weight)
         head = dense(target.head.weight)

@@ -288,25 +288,18 @@ class Forecast(Preflight):
 
     def operations(self) -> dict[str, int]:
         """Multiplications and additions of a step, by what computes them."""
+        step, head = self.step, dense(self.model.readout.head.weight)
+        # of products of the layers, of fc, which has no gradient of its input, and of the head
+        each, of_fc, of_head = (6, 4, 6 if head.requires_grad else 4)
         if self.recipe.train == "selector":
-            return self._selector_operations()
-        layers = self._layer_operations(self.step, 6)
+            each = of_fc = of_head = 2
+        layers = self._layer_operations(step, each)
         if self.recipe.activation_checkpointing and self._one_pass:
-            layers += 2 * self.step.tokens * self._in_context
-        head = dense(self.model.readout.head.weight)
+            layers += 2 * step.tokens * self._in_context
         return {
-            "target": self._target_operations(self.step) * (not self._cached),
-            "draft layers": layers + 4 * self.step.tokens * self.model.fc.weight.numel(),
-            "head and loss": self._head_operations(self.step, 6 if head.requires_grad else 4),
-        }
-
-    def _selector_operations(self) -> dict[str, int]:
-        """Those of a step in which nothing but the selector is trained."""
-        context = 2 * self.step.tokens * self.model.fc.weight.numel()
-        return {
-            "target": self._target_operations(self.step) * (not self._cached),
-            "draft layers": self._layer_operations(self.step, 2) + context,
-            "head and loss": self._head_operations(self.step, 2),
+            "target": self._target_operations(step) * (not self._cached),
+            "draft layers": layers + of_fc * step.tokens * self.model.fc.weight.numel(),
+            "head and loss": self._head_operations(step, of_head),
         }
 
     def evaluation_operations(self) -> int:

@@ -70,26 +70,17 @@ class Passage:
 
 @dataclass(frozen=True)
 class TokenIds:
-    """A prompt and its response, as token ids."""
-
-    place: str
-    prompt: tuple[int, ...]
-    response: tuple[int, ...]
-    text: str = ""
-    """What the response says, as far as that is known."""
-
-
-@dataclass(frozen=True)
-class MarkedIds:
-    """Token ids of which some are responses, as speculators keeps them."""
+    """Token ids of which some are responses: a prompt's one, or as speculators keeps them."""
 
     place: str
     ids: tuple[int, ...]
     responses: tuple[tuple[int, int], ...]
     """First and past-the-last token of each."""
+    text: str = ""
+    """What the only response says, as far as that is known."""
 
 
-Sample = Chat | Continuation | Passage | TokenIds | MarkedIds
+Sample = Chat | Continuation | Passage | TokenIds
 
 
 def read_samples(sources: Sequence[str]) -> Iterator[Sample]:
@@ -102,9 +93,11 @@ def parse_sample(place: str, record: dict[str, Any]) -> Sample:
     """The sample in a JSON object; keys with null count as absent. Raises `InputError`."""
     value = _present(record)
     if value.keys() >= {"prompt_token_ids", "token_ids"}:
-        prompt = _ids(value["prompt_token_ids"], f"{place}: prompt_token_ids")
+        names = ("prompt_token_ids", "token_ids")
+        prompt, answer = (_ids(value[key], f"{place}: {key}") for key in names)
         text = _text(value, "text", place) if "text" in value else ""
-        return TokenIds(place, prompt, _ids(value["token_ids"], f"{place}: token_ids"), text)
+        whole = prompt + answer
+        return TokenIds(place, whole, ((len(prompt), len(whole)),), text)
     if value.keys() >= {"input_ids", "loss_mask"}:
         names = ("input_ids", "loss_mask")
         read, mask = (_ids(value[key], f"{place}: {key}") for key in names)
@@ -112,7 +105,7 @@ def parse_sample(place: str, record: dict[str, Any]) -> Sample:
             raise InputError(f"{place}: input_ids and loss_mask are not equally long")
         ends = itertools.accumulate(len([*run]) for _, run in itertools.groupby(mask))
         runs = itertools.pairwise((0, *ends))
-        return MarkedIds(place, read, tuple(run for run in runs if mask[run[0]]))
+        return TokenIds(place, read, tuple(run for run in runs if mask[run[0]]))
     for key in ("messages", "conversations"):
         if key in value:
             return _chat(value, key, place)
