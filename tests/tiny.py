@@ -64,7 +64,6 @@ from peagle.drafters.proposer import Proposer
 from peagle.engine import worker
 from peagle.engine.block_groups import WHOLE
 from peagle.engine.engine import Engine
-from peagle.engine.host.attention import HostCache
 from peagle.engine.host.network import HostNetwork, KnownRows
 from peagle.engine.host.proposals import HostProposerRows
 from peagle.engine.kv_cache import KVCache
@@ -625,7 +624,7 @@ def propose(drafter: Drafter, target: Decoder, tokens: Sequence[int], k: int) ->
     model, known = drafter.model, len(tokens) - 1
     table = RequestTable(1, 64, 8, CPU)
     hold(table, 0, [3, 1, 0, 2, 5, 4, 7, 6])
-    network = HostNetwork(model, HostCache(model.config.transformer, table, 64, torch.float32))
+    network = HostNetwork(model, KVCache(model.config.transformer, table, 64, torch.float32))
     _, features = run_target(target, tokens, model.config.taps)
     assert features is not None
     following = torch.tensor(tokens[1:])

@@ -23,12 +23,12 @@ What `LLM` has of it, in this process or another, is `peagle.engine_client`.
   `block_groups` (of `block_pool`s), `row_pool`, `pace` (of `draft_length`, by `cycle_times`, and
   `repeats`) and `capacity` (of a `cache_shape`).
 - One `cycle`: draft, verify, accept, commit, the same on the host and on the device. `drafting`
-  says what drafts, `branching` which cycles have trees, and `history` holds the texts of a
-  proposer that reads them.
+  says what drafts, `branching` which cycles have trees.
 - What passes between: `step`. A worker keeps what a request needs from step to step by its table
   row, and nobody else knows that.
-- What carries it out: `worker`, of which there are two, `host` and `device`, over `request_table`,
-  `kv_cache`, `fixed_memory` (of recurrent layers), `spans` and `logprobs`; `batch_invariance` says
-  whether they can do so alike in any batch, and `thread_count` on how many of a CPU's threads.
+- What carries it out: `worker`, of which there are two, `host` and `device`, over a
+  `request_memory` (of `request_table`, `kv_cache`, `fixed_memory` for recurrent layers, `history`),
+  `spans` and `logprobs`; `batch_invariance` says whether they can do so alike in any batch, and
+  `thread_count` on how many of a CPU's threads.
 - What the host decides within a step: `logits_processor`, which asks a request's `constraint`.
 """

@@ -12,7 +12,6 @@ from peagle.drafters.proposer import Needs
 from peagle.engine.block_groups import BlockGroup, BlockGroups
 from peagle.engine.block_pool import BlockPool
 from peagle.engine.cache_shape import SEQ_TOKENS, CacheShape, Division
-from peagle.engine.device.prompt_graphs import SIZES
 from peagle.engine.fixed_memory import fixed_bytes
 from peagle.engine.kv_cache import kv_dtype
 from peagle.engine.step import MOST_UNSEEN
@@ -26,6 +25,8 @@ FEWEST_SEQS = 64
 STATES_SHARE, STATES_PER_SEQ = 5, 2
 """At most a part in so many of the cache's memory goes to states of prefixes, besides what the
 longest request needs, and to so many of them for each request."""
+PROMPT_SIZES = (16, 64, 128, 256, 384, 512, 640, 768, 896, 1024)
+"""Rows of prompts that a GPU captures. With more, it is busy longer than the host."""
 SMALLEST_CONTEXT = 256
 """Tokens that the KV cache must hold when no context length was asked for."""
 
@@ -133,7 +134,7 @@ def _workspace(target: Decoder, needs: Needs, rows: int, requests: int, k: int) 
     inner = max(layer.width for layer in spec.layers)
     features = 0 if needs.network is None else needs.network.config.feature_size
     width = 3 * inner + 8 * spec.hidden_size + 2 * features
-    captured = min(rows, SIZES[-1])
+    captured = min(rows, PROMPT_SIZES[-1])
     logits = 3 * requests * (k + 1) * spec.vocab_size
     counts = requests * spec.vocab_size * torch.int32.itemsize
     return ((rows + captured) * width + logits) * target.embed.weight.dtype.itemsize + counts

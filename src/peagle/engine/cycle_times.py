@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -21,22 +20,6 @@ Seconds = Mapping[int, Mapping[int, float]]
 """Seconds of a cycle by number of requests, then of drafts."""
 
 
-class CycleTimes(Protocol):
-    """What cycles cost."""
-
-    def seconds(self, requests: int) -> dict[int, float]:
-        """Seconds by number of drafts; empty while too little is known."""
-        ...
-
-    def took(self, time: CycleTime) -> None:
-        """Learn from a cycle."""
-        ...
-
-    def look(self, cycle: int) -> int | None:
-        """The drafts that a cycle, counted from 0, had better have, so that this is timed."""
-        ...
-
-
 class MeasuredTimes:
     """Times that were measured at the start, with greedy requests and empty contexts.
 
@@ -49,17 +32,17 @@ class MeasuredTimes:
         self._overhead = 0.0
 
     def seconds(self, requests: int) -> dict[int, float]:
-        """As `CycleTimes`."""
+        """Seconds by number of drafts."""
         costs = self._measured(requests)
         return {drafts: seconds + self._overhead for drafts, seconds in costs.items()}
 
     def took(self, time: CycleTime) -> None:
-        """As `CycleTimes`."""
+        """Learn from a cycle."""
         found = max(time.seconds - self._measured(time.requests)[time.drafts], 0.0)
         self._overhead += (found - self._overhead) * SMOOTHING
 
     def look(self, cycle: int) -> int | None:
-        """As `CycleTimes`: all is known."""
+        """The drafts that a cycle had better have, so that this is timed: all is known."""
         return None
 
     def _measured(self, requests: int) -> dict[int, float]:
@@ -81,7 +64,7 @@ class RunningTimes:
         """The latest, by number of requests, then of drafts."""
 
     def seconds(self, requests: int) -> dict[int, float]:
-        """As `CycleTimes`."""
+        """As `MeasuredTimes`; empty while too little is known."""
         ends = {self._lengths[0], self._lengths[-1]}
         known = [
             size
@@ -96,15 +79,19 @@ class RunningTimes:
         return dict(zip(self._lengths, between.tolist(), strict=True))
 
     def took(self, time: CycleTime) -> None:
-        """As `CycleTimes`."""
+        """As `MeasuredTimes`."""
         if time.drafts in self._lengths:  # a request's own K, or the context's end, may be others
             times = self._times.setdefault(time.requests, {})
             times.setdefault(time.drafts, deque(maxlen=KEPT)).append(time.seconds)
 
     def look(self, cycle: int) -> int | None:
-        """As `CycleTimes`."""
+        """As `MeasuredTimes`, of a cycle counted from 0."""
         turn, rest = (cycle, 0) if cycle < LOOKS * len(self._lengths) else divmod(cycle, LOOK_EVERY)
         return None if rest else self._lengths[turn % len(self._lengths)]
+
+
+CycleTimes = MeasuredTimes | RunningTimes
+"""What cycles cost."""
 
 
 def cycle_times(lengths: Sequence[int], measured: Seconds) -> CycleTimes:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,14 +10,7 @@ from peagle.drafters.proposer import Needs, Proposer
 from peagle.engine.cycle import Accept
 from peagle.ops.acceptance import Path, accept
 from peagle.ops.draft import Draft
-
-
-class Judge(Protocol):
-    """Decides which drafts are accepted, in place of the target's choices."""
-
-    def open(self, rows: int, device: torch.device) -> Accept:
-        """For requests in so many table rows."""
-        ...
+from peagle.set_acceptance import SetAcceptance
 
 
 def by_target(draft: Draft, chosen: Tensor, _: Tensor) -> Path:
@@ -35,7 +27,7 @@ class Drafting:
     """The numbers to choose from, ascending, K last; (0,) where nothing drafts."""
     num_tree_nodes: int | None = None
     """Drafts of a request where they branch; 0: they do not, None: as `branching` decides."""
-    acceptance: Judge | None = None
+    acceptance: SetAcceptance | None = None
     """Decides which drafts are accepted, for measuring time; None: the target's choices do."""
 
     @property

@@ -14,7 +14,7 @@ from peagle.engine.capacity import capacity_of
 from peagle.engine.constraint import Constraint
 from peagle.engine.cycle_times import cycle_times
 from peagle.engine.draft_length import DraftLength, Stopped, candidate_lengths
-from peagle.engine.drafting import Drafting, Judge
+from peagle.engine.drafting import Drafting
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.pace import Pace
 from peagle.engine.plan import NOTHING, Plan
@@ -26,6 +26,7 @@ from peagle.engine.thread_count import thread_count
 from peagle.engine.worker import open_worker
 from peagle.errors import ContextLengthError, InputError
 from peagle.models.decoder import Decoder
+from peagle.set_acceptance import SetAcceptance
 
 MAX_SEED = 2**63 - 1
 
@@ -141,7 +142,7 @@ class Engine:
         config: EngineConfig,
         end_tokens: Sequence[int] = (),
         num_tree_nodes: int | None = None,
-        acceptance: Judge | None = None,
+        acceptance: SetAcceptance | None = None,
     ) -> None:
         assert (proposer is None) == (k == 0), "whatever drafts comes with its K"
         self.target, self.proposer, self.k = target, proposer, k

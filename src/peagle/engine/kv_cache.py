@@ -62,7 +62,7 @@ class KVCache:
         """slots: of layers that keep whole contexts, besides the null slot; dtype: of what is
         written and read; windows: the tables of layers that do not keep whole contexts; kept: the
         type in which they lie here; None: the same."""
-        self._table, self._windows, self.dtype = table, windows or {}, dtype
+        self.table, self._windows, self.dtype = table, windows or {}, dtype
         kept = kept or dtype
         self.narrow = kept != dtype
         """Whether keys and values are rounded when they are written (`ops.kv_dtype`)."""
@@ -96,7 +96,7 @@ class KVCache:
     def tensors(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Layers [layers, 2, slots + 1, kv_heads, head_dim], and the slots [table rows, positions]
         that they go by."""
-        tables = [self._table.slots, *(window.slots for window in self._windows.values())]
+        tables = [self.table.slots, *(window.slots for window in self._windows.values())]
         return ((tensor, tables[group]) for (group, *_), tensor in self._tensors.items())
 
     def rows_for(self, window: int | None, rows: PassRows) -> PassRows:
@@ -106,7 +106,7 @@ class KVCache:
 
     def clear(self, blocks: Sequence[GroupBlock]) -> None:
         """Zero some blocks: attention gives hidden positions a weight of 0, which NaN survives."""
-        size = self._table.block_size
+        size = self.table.block_size
         for group, block in blocks:
             for kind, tensor in self._tensors.items():
                 if kind[0] == group:

@@ -1,64 +1,30 @@
 """Whatever carries out steps, on the device or on the host."""
 
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
 from peagle.engine.batch_invariance import check_batch_invariance
-from peagle.engine.branching import Branching, num_tree_nodes
+from peagle.engine.branching import num_tree_nodes
 from peagle.engine.capacity import Capacity
-from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.worker import DeviceWorker, captures_cycles
 from peagle.engine.drafting import Drafting
-from peagle.engine.fixed_memory import memory_of
 from peagle.engine.host.worker import HostWorker
 from peagle.engine.logits_processor import LogitsProcessor
-from peagle.engine.request_table import RequestTable
-from peagle.engine.step import Outcome, Step
+from peagle.engine.request_memory import RequestMemory
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 
+Worker = HostWorker | DeviceWorker
+"""What carries out steps, and keeps what requests need between them; it knows what steps say.
 
-class Worker(Protocol):
-    """Owner of the models' KV caches, of the request table, and of what a request needs between
-    steps. It knows of a request what steps say."""
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether it takes a step before it has answered the one before.
-
-        Then requests stay with it after their prompt: their cycles need nothing from the host.
-        """
-        ...
-
-    @property
-    def cycle_seconds(self) -> Seconds | None:
-        """Seconds of cycles by number of requests and drafts; empty where only steps tell, None
-        where there is no choice."""
-        ...
-
-    @property
-    def pauses(self) -> bool:
-        """Whether a cycle may have no drafts, and leave the drafter behind meanwhile."""
-        ...
-
-    @property
-    def branching(self) -> Branching:
-        """Which cycles may have trees in place of chains."""
-        ...
-
-    def exchange(self, step: Step) -> Outcome:
-        """Take a step, and answer it or the one before.
-
-        It may be empty, to have the answer alone. When this raises, nobody knows how much of the
-        step was done: the caller makes the worker `forget`.
-        """
-        ...
-
-    def forget(self) -> None:
-        """Forget all requests and steps; raises where the device is lost."""
-        ...
+Both `exchange` a step for an outcome, and `forget` all requests. When `exchange` raises, nobody
+knows how much of the step was done: the caller makes the worker forget. Facts of each: `runs_ahead`
+(whether it takes a step before it has answered the one before; requests then stay with it after
+their prompt), `pauses` (whether a cycle may have no drafts, and leave the drafter behind),
+`branching` (which cycles may have trees) and `cycle_seconds` (of cycles by number of requests and
+drafts; empty where only steps tell, None where there is no choice).
+"""
 
 
 def open_worker(
@@ -77,28 +43,10 @@ def open_worker(
         check_batch_invariance(target, drafting.k, captures)
     nodes = num_tree_nodes(target, drafting, captured=captures)
     drafting = replace(drafting, num_tree_nodes=nodes)
-    table = RequestTable(
-        capacity.num_seqs + captures,  # one that is spare
-        capacity.max_length,
-        capacity.block_size,
-        device,
-        null_slot=capacity.slots,
-        windows=capacity.window_slots,
-    )
-    kept = capacity.kv_dtype
-    memory = memory_of(target, len(table.limits), capacity.states or 0, drafting.k)
+    memory = RequestMemory(target, drafting, capacity, spare=int(captures))
     if not captures:
-        return HostWorker(target, drafting, table, capacity.slots, processor, memory, kept)
-    worker = DeviceWorker(
-        target,
-        drafting,
-        table,
-        capacity.slots,
-        capacity.batched_tokens,
-        processor,
-        memory,
-        kept,
-    )
+        return HostWorker(target, drafting, memory, processor)
+    worker = DeviceWorker(target, drafting, memory, processor, capacity.batched_tokens)
     _capture(worker)
     return worker
 

@@ -10,8 +10,9 @@ from random_engine import random_engine
 
 from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.fused import FusedDrafter
+from peagle.engine.capacity import PROMPT_SIZES
 from peagle.engine.device.models import DeviceModels
-from peagle.engine.device.prompt_graphs import MOST_PAIRS, SIZES, PromptGraphs
+from peagle.engine.device.prompt_graphs import MOST_PAIRS, PromptGraphs
 from peagle.engine.engine import Engine
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
@@ -172,12 +173,12 @@ def chunk_of(rows: int, start: int = 0) -> PromptChunk:
 @pytest.mark.parametrize(
     ("chunks", "fits"),
     [
-        ([chunk_of(SIZES[-1])], True),
-        ([chunk_of(SIZES[-1] - 16), chunk_of(1)], True),
-        ([chunk_of(SIZES[-1] - 15), chunk_of(1)], False),
-        ([chunk_of(SIZES[-1] + 1)], False),
-        ([chunk_of(1)] * (SIZES[-1] // 16), True),
-        ([chunk_of(1)] * (SIZES[-1] // 16 + 1), False),
+        ([chunk_of(PROMPT_SIZES[-1])], True),
+        ([chunk_of(PROMPT_SIZES[-1] - 16), chunk_of(1)], True),
+        ([chunk_of(PROMPT_SIZES[-1] - 15), chunk_of(1)], False),
+        ([chunk_of(PROMPT_SIZES[-1] + 1)], False),
+        ([chunk_of(1)] * (PROMPT_SIZES[-1] // 16), True),
+        ([chunk_of(1)] * (PROMPT_SIZES[-1] // 16 + 1), False),
         ([chunk_of(8, MOST_PAIRS // 16 - 8)], True),
         ([chunk_of(9, MOST_PAIRS // 16 - 8)], False),
         ([chunk_of(8, MOST_PAIRS // 32 - 8), chunk_of(1)], True),

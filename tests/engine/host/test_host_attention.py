@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.engine.block_groups import WHOLE
-from peagle.engine.host.attention import HostCache
+from peagle.engine.host.attention import open_pass
+from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import Span, tile_rows
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
@@ -32,10 +33,10 @@ def attended(blocks: list[int], counts: list[int], spec: DecoderSpec = PLAIN) ->
     table = RequestTable(1, 12, BLOCK, torch.device("cpu"))
     row, start, results = 0, 0, []
     tiny.hold(table, row, blocks)
-    cache = HostCache(spec, table, 12 * BLOCK, torch.float32)
+    cache = KVCache(spec, table, 12 * BLOCK, torch.float32)
     generator = torch.Generator().manual_seed(0)
     for count in counts:
-        positions, attend = cache.open([Span(row, start, count)])
+        positions, attend = open_pass(cache, [Span(row, start, count)])
         assert positions.tolist() == list(range(start, start + count))
         for layer in range(LAYERS):
             query = torch.randn(count, HEADS, SIZE, generator=generator)
@@ -79,12 +80,12 @@ def test_every_layer_keeps_its_own_and_forgets_what_is_cleared(
 ):
     table = RequestTable(1, 12, BLOCK, torch.device("cpu"))
     tiny.hold(table, 0, blocks)
-    cache = HostCache(spec_of(*attention), table, 12 * BLOCK, torch.float32)
+    cache = KVCache(spec_of(*attention), table, 12 * BLOCK, torch.float32)
     seen = {}
     for start, stop in ((0, 6), (6, 9)):
         if start:
             cache.clear([(WHOLE, blocks[0])])
-        positions, attend = cache.open([Span(0, start, stop - start)])
+        positions, attend = open_pass(cache, [Span(0, start, stop - start)])
         for layer, spec in enumerate(attention):
             sizes = HEADS, spec.num_kv_heads, spec.head_dim
             heads = AttentionHeads(*sizes, spec.window, scale=scale)

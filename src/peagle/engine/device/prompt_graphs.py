@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peagle.engine.capacity import PROMPT_SIZES
 from peagle.engine.device.graphs import captured
 from peagle.engine.device.models import Attention, DeviceModels, PromptEnds, PromptRows
 from peagle.engine.kv_cache import KVCache
@@ -25,8 +26,6 @@ from peagle.ops.cached_attention import PassRows, store_attend
 from peagle.ops.delta_net import DeltaRows
 from peagle.transfer import upload
 
-SIZES = (16, 64, 128, 256, 384, 512, 640, 768, 896, 1024)
-"""Numbers of rows to capture. With more, the GPU is busy longer than the host."""
 MOST_PAIRS = 1 << 20
 """Most rows times positions that they may see: beyond, attention is faster uncaptured."""
 
@@ -119,7 +118,7 @@ class PromptGraphs:
     def __init__(
         self, models: DeviceModels, table: RequestTable, spare: int, max_batched_tokens: int
     ) -> None:
-        self._sizes = [size for size in SIZES if size <= max_batched_tokens]
+        self._sizes = [size for size in PROMPT_SIZES if size <= max_batched_tokens]
         ways = [False] if models.network is None else [False, True]
         self._graphs = {
             followed: [PromptGraph(models, table, spare, size, followed) for size in self._sizes]

@@ -20,13 +20,10 @@ from peagle.engine.device.prefill import Prefill, in_order
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.device.rows import DeviceRows
 from peagle.engine.drafting import Drafting
-from peagle.engine.fixed_memory import FixedMemory
-from peagle.engine.history import History
-from peagle.engine.kv_cache import KVCache
 from peagle.engine.logits_processor import Choice, LogitsProcessor
 from peagle.engine.logprobs import PromptLogprobs, output_logprobs
 from peagle.engine.repeats import MOST_REPEATS
-from peagle.engine.request_table import RequestTable
+from peagle.engine.request_memory import RequestMemory
 from peagle.engine.step import (
     MOST_UNSEEN,
     Cycle,
@@ -81,38 +78,30 @@ class DeviceWorker:
         self,
         target: Decoder,
         drafting: Drafting,
-        table: RequestTable,
-        slots: int,
-        max_batched_tokens: int,
+        memory: RequestMemory,
         processor: LogitsProcessor,
-        memory: FixedMemory | None,
-        kept: torch.dtype | None = None,
+        max_batched_tokens: int,
     ) -> None:
-        """table: with one row more than there can be requests; slots: of the KV caches, besides the
-        table's null slot; max_batched_tokens: most target rows in one pass; memory: of
-        recurrent layers; kept: the type of the caches; None: the models'."""
-        self._table, self._processor = table, processor
-        needs, lengths, device = drafting.needs, drafting.lengths, target.embed.weight.device
-        spare, dtype = len(table.limits) - 1, target.embed.weight.dtype
-        of_target = KVCache(target.spec, table, slots, dtype, table.windows, kept)
-        of_network, network, width = None, None, 1
-        if needs.network is not None:
-            spec = needs.network.config.transformer
-            of_network, width = KVCache(spec, table, slots, dtype, kept=kept), spec.hidden_size
-            network = fused_drafter(needs.network)
-        self._models = DeviceModels(target, network, (of_target, of_network), memory)
-        self._history = History(table.slots.shape, device) if needs.history else None
+        """memory: whose table has one row more than there can be requests; max_batched_tokens: most
+        target rows in one pass."""
+        self._memory, self._processor, table = memory, processor, memory.table
+        needs, lengths, rows = drafting.needs, drafting.lengths, len(table.limits)
+        network = None if needs.network is None else fused_drafter(needs.network)
+        caches = memory.target_cache, memory.network_cache
+        self._models = DeviceModels(target, network, caches, memory.states)
         self.pauses, self._follows = lengths[0] == 0, network is not None
         most_unseen = MOST_UNSEEN if self.pauses and self._follows else 0
+        width = 1 if needs.cache is None else needs.cache.hidden_size
         self._rows = DeviceRows(target, width, drafting.k, most_unseen, table, self._follows)
         side = DeviceSide(
             self._models,
             drafting.proposer,
-            self._history,
-            drafting.accept(len(table.limits), device),
+            memory.history,
+            drafting.accept(rows, target.embed.weight.device),
             self._rows.state,
             self._rows.sampling,
         )
+        spare = rows - 1
         self.graphs = CycleGraphs(side, spare, lengths, drafting.num_tree_nodes or 0)
         self._prompts = PromptGraphs(self._models, table, spare, max_batched_tokens)
         self._prefill = Prefill(self._models, table, self._prompts)
@@ -120,7 +109,7 @@ class DeviceWorker:
         self.cycle_seconds: Seconds | None = None
         """Measured where there are several draft lengths to choose from."""
         self._flight: Flight | None = None
-        self._repeated = self._rows.state.results.new_zeros(len(table.limits), MOST_REPEATS)
+        self._repeated = self._rows.state.results.new_zeros(rows, MOST_REPEATS)
         """[table rows, most repeats] what a cycle that is repeated chooses each time."""
         self._landed = 0.0
         """When the newest results came, while the step behind them was in flight; else 0."""
@@ -153,7 +142,9 @@ class DeviceWorker:
         if step.hosted:
             assert self._flight is None, "its choices depend on what is in flight"
         landed = self._catch_up(step)
-        self._update(step)
+        self._memory.update(step)
+        for begin in step.begun:
+            self._rows.admit(begin)
         flight, refused = self._launch(step) if step.work else (None, ())
         if not step.hosted:
             flight, self._flight = self._flight, flight
@@ -165,7 +156,7 @@ class DeviceWorker:
     def forget(self) -> None:
         """Forget all requests and what is in flight; raises where the device is lost."""
         self._flight, self._landed = None, 0.0
-        self._table.forget()
+        self._memory.table.forget()
 
     def _catch_up(self, step: Step) -> Outcome:
         """Have the drafter see what it has missed where it must.
@@ -195,17 +186,6 @@ class DeviceWorker:
             return []
         drafts = self.graphs.length_for(max(cycle.drafts for cycle in step.cycles))
         return self._rows.behind([cycle.row for cycle in step.cycles], drafts, step.repeats)
-
-    def _update(self, step: Step) -> None:
-        self._table.update(step)
-        for begin in step.begun:
-            self._rows.admit(begin)
-            if self._history is not None:
-                self._history.write(begin.row, 0, begin.tokens)
-        if self._models.memory is not None:
-            self._models.memory.begin(step.begun)
-        for cache in self._models.caches:
-            cache.clear(step.cleared)
 
     def _launch(self, step: Step) -> tuple[Flight, tuple[int, ...]]:
         """Launch a step. Returns it, and the rows of chunks for which there was no memory."""
@@ -265,8 +245,8 @@ class DeviceWorker:
             ends = self._prefill.run(
                 chunks, any(self._rows.followed(chunk.row) for chunk in chunks)
             )
-            if self._models.memory is not None:
-                self._models.memory.keep(chunks)
+            if self._memory.states is not None:
+                self._memory.states.keep(chunks)
             prompts = None if ends.scores is None else PromptLogprobs(chunks, ends.scores)
             last = [chunk for chunk in chunks if chunk.completes]
             if last:

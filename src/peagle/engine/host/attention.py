@@ -1,7 +1,7 @@
 """Attention of a pass in torch's operations: gathered, contiguous, or in tiles."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,41 +24,34 @@ from peagle.ops.draft import Tree
 from peagle.transfer import upload
 
 
-class HostCache(KVCache):
-    """A cache that a pass over spans of requests can be opened on."""
+def open_pass(
+    cache: KVCache, spans: Sequence[Span], tree: Tree | None = None, whole: bool = False
+) -> tuple[Tensor, Attend]:
+    """Positions [rows] of some spans, in order, and the attention of one pass over them.
 
-    def open(
-        self, spans: Sequence[Span], tree: Tree | None = None, whole: bool = False
-    ) -> tuple[Tensor, Attend]:
-        """Positions [rows] of some spans, in order, and the attention of one pass over them.
-
-        tree: how the rows of the only span branch, where no layer has a window; None: they do not.
-        whole: whether rows of a span may see all others of it, where layers are not causal.
-        """
-        if not (self.alike and self.full) or self.narrow:
-            attention = TiledAttend(self.layers, self._tiles(spans, whole))
-            return attention.positions, attention
-        bias = None if tree is None else _tree_bias(tree, spans[0].start, self.tensor.dtype)
-        positions, attend = self._attention(spans, bias)
-        return positions if tree is None else spans[0].start + tree.depths[0], attend
-
-    def _attention(self, spans: Sequence[Span], bias: Tensor | None) -> tuple[Tensor, Attend]:
-        """bias: as of `AttentionGroup`, of the only span; None: rows see what comes before them."""
-        if len(spans) == 1:
-            run = self._table.contiguous_from(spans[0].row)
-            if run is not None:
-                views = ContiguousAttend(self.tensor, [*self.layers], run, spans[0], bias)
-                return views.positions, views
-        rows = gather_rows(self._table, spans, self.tensor.dtype)
-        if bias is not None:
-            rows = replace(rows, groups=(replace(rows.groups[0], bias=bias),))
-        return rows.positions, PagedAttend(self.layers, rows)
-
-    def _tiles(self, spans: Sequence[Span], whole: bool) -> Callable[[int | None], PassRows]:
-        """The rows of a pass by the window of the layers that attend."""
+    tree: how the rows of the only span branch, where no layer has a window; None: they do not.
+    whole: whether rows of a span may see all others of it, where layers are not causal.
+    """
+    if not (cache.alike and cache.full) or cache.narrow:
         most = max(span.count for span in spans) if whole else TILE
-        rows = tile_rows(self._table, spans, most)
-        return functools.cache(lambda window: self.rows_for(window, rows))
+        attention = TiledAttend(cache, tile_rows(cache.table, spans, most))
+        return attention.positions, attention
+    bias = None if tree is None else _tree_bias(tree, spans[0].start, cache.dtype)
+    positions, attend = _plain(cache, spans, bias)
+    return positions if tree is None else spans[0].start + tree.depths[0], attend
+
+
+def _plain(cache: KVCache, spans: Sequence[Span], bias: Tensor | None) -> tuple[Tensor, Attend]:
+    """Where all layers are alike. bias: as of `AttentionGroup`, of the only span; None: rows see
+    what comes before them."""
+    run = cache.table.contiguous_from(spans[0].row) if len(spans) == 1 else None
+    if run is not None:
+        views = ContiguousAttend(cache.tensor, [*cache.layers], run, spans[0], bias)
+        return views.positions, views
+    rows = gather_rows(cache.table, spans, cache.dtype)
+    if bias is not None:
+        rows = replace(rows, groups=(replace(rows.groups[0], bias=bias),))
+    return rows.positions, PagedAttend(cache.layers, rows)
 
 
 @dataclass(frozen=True)
@@ -122,12 +115,9 @@ class ContiguousAttend:
 class TiledAttend:
     """The same where layers have windows, sinks or keys of several shapes."""
 
-    def __init__(
-        self, layers: Mapping[int, Tensor], rows: Callable[[int | None], PassRows]
-    ) -> None:
-        """rows: by the window of a layer."""
-        self._layers, self._rows = layers, rows
-        self.positions = rows(None).positions
+    def __init__(self, cache: KVCache, rows: PassRows) -> None:
+        self._layers, self.positions = cache.layers, rows.positions
+        self._rows = functools.cache(lambda window: cache.rows_for(window, rows))
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads

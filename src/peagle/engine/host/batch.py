@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from peagle.engine.cycle import Accept, Verified
-from peagle.engine.fixed_memory import FixedMemory
-from peagle.engine.host.attention import HostCache
+from peagle.engine.host.attention import open_pass
 from peagle.engine.host.proposals import HostProposals, Proposal
 from peagle.engine.host.rows import RequestRows
 from peagle.engine.host.sampler import choose
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.logprobs import PromptLogprobs, output_logprobs, score, scored_rows
-from peagle.engine.request_table import RequestTable
+from peagle.engine.request_memory import RequestMemory
 from peagle.engine.step import PromptChunk, Result, Step, TokenLogprobs
 from peagle.models.decoder import Decoder
 from peagle.ops.acceptance import Path
@@ -43,10 +42,7 @@ class HostSide:
     """What a step on the host runs on."""
 
     target: Decoder
-    cache: HostCache
-    memory: FixedMemory | None
-    """None where no layer is a recurrence."""
-    table: RequestTable
+    memory: RequestMemory
     processor: LogitsProcessor
     proposals: HostProposals | None
     """None where nothing drafts."""
@@ -104,10 +100,9 @@ class HostBatch:
         side, parts = self._side, self._parts
         tokens, sampled = self._inputs(draft)
         spans, recur = [part.span for part in parts], None
-        positions, attend = side.cache.open(spans, draft.tree)
-        if side.memory is not None:
-            known = [len(part.known) for part in parts]
-            recur = side.memory.open(side.memory.rows_of(spans, known))
+        positions, attend = open_pass(side.memory.target_cache, spans, draft.tree)
+        if (states := side.memory.states) is not None:
+            recur = states.open(states.rows_of(spans, [len(part.known) for part in parts]))
         taps = side.taps if any(part.request.speculates for part in parts) else ()
         hidden, features = side.target(tokens, positions, attend, taps, recur)
         self._score_prompts(hidden)
@@ -170,10 +165,10 @@ class HostBatch:
         kept = self._kept(decisions, verified.features)  # where memory lacks, nothing has changed
         if draft.tree is not None:
             self._straighten(path)
-        if self._side.memory is not None:
+        if self._side.memory.states is not None:
             rows, device = [part.row for part in self._parts], self._side.device
             accepted = [len(decision.rows) - 1 for decision in decisions]
-            self._side.memory.commit(upload(rows, device), upload(accepted, device))
+            self._side.memory.states.commit(upload(rows, device), upload(accepted, device))
         if self._side.proposals is not None:
             self._side.proposals.learn(self._proposals, path)
         self.results = tuple(
@@ -207,10 +202,10 @@ class HostBatch:
     def _straighten(self, path: Path) -> None:
         """Move the keys of a tree's accepted path to where they would be without branches."""
         assert path.rows is not None
-        side, part = self._side, self._parts[0]
-        row, start = (torch.tensor([each], device=side.device) for each in (part.row, part.start))
-        for tensor, slots in side.cache.tensors:
-            compact(tensor, slots, row, start, side.table.limits, path.rows)
+        memory, part, device = self._side.memory, self._parts[0], self._side.device
+        row, start = (torch.tensor([each], device=device) for each in (part.row, part.start))
+        for tensor, slots in memory.target_cache.tensors:
+            compact(tensor, slots, row, start, memory.table.limits, path.rows)
 
     def _kept(self, decisions: Sequence[Decision], features: Tensor | None) -> list[Tensor | None]:
         """Copies of the features of each part's positions that stay, where a drafter wants them.
@@ -227,11 +222,11 @@ class HostBatch:
 
     def _keep(self, part: RequestRows, decision: Decision, features: Tensor | None) -> int:
         """Keep what the next step needs; returns how many positions the drafter has not seen."""
-        request, proposals = part.request, self._side.proposals
+        request, history = part.request, self._side.memory.history
         if part.drafts:
             request.forget(request.unseen)
-        if proposals is not None and proposals.history is not None:
-            proposals.history.write(part.row, len(request.tokens), decision.tokens)
+        if history is not None:
+            history.write(part.row, len(request.tokens), decision.tokens)
         request.tokens += decision.tokens
         request.computed = part.start + len(part.known) + len(decision.rows) - 1
         if features is not None:

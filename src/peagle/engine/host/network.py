@@ -8,7 +8,8 @@ from torch import Tensor
 
 from peagle.drafters.network import Network
 from peagle.drafters.proposer import Hidden
-from peagle.engine.host.attention import HostCache
+from peagle.engine.host.attention import open_pass
+from peagle.engine.kv_cache import KVCache
 from peagle.engine.spans import Span
 from peagle.ops.draft_rows import draft_rows
 from peagle.ops.products.normed import Normed
@@ -33,7 +34,7 @@ class KnownRows:
 class HostNetwork:
     """A drafter's model and the cache of its keys and values."""
 
-    def __init__(self, model: Network, cache: HostCache) -> None:
+    def __init__(self, model: Network, cache: KVCache) -> None:
         self.model, self.cache = model, cache
         norms = model.first_norms()
         self._mask_feature = norms.mask_feature[None]
@@ -65,7 +66,7 @@ class HostNetwork:
         self, spans: Sequence[Span], tokens: Tensor, features: Tensor, slots: Tensor | None = None
     ) -> Tensor:
         """slots: [requests, masks] the places of mask slots; None: there are none."""
-        positions, attend = self.cache.open(spans, whole=slots is not None)
+        positions, attend = open_pass(self.cache, spans, whole=slots is not None)
         if slots is None:
             stream: Tensor = self.model(tokens, features, positions, attend)
             return stream

@@ -9,15 +9,12 @@ from peagle.engine.branching import Branching
 from peagle.engine.cycle import run_cycle
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.drafting import Drafting
-from peagle.engine.fixed_memory import FixedMemory
-from peagle.engine.history import History
-from peagle.engine.host.attention import HostCache
 from peagle.engine.host.batch import HostBatch, HostSide
 from peagle.engine.host.network import HostNetwork
 from peagle.engine.host.proposals import HostProposals
 from peagle.engine.host.rows import RequestRows, Row
 from peagle.engine.logits_processor import LogitsProcessor
-from peagle.engine.request_table import RequestTable
+from peagle.engine.request_memory import RequestMemory
 from peagle.engine.step import MOST_UNSEEN, CycleTime, Outcome, Step
 from peagle.models.decoder import Decoder
 
@@ -36,33 +33,22 @@ class HostWorker:
         self,
         target: Decoder,
         drafting: Drafting,
-        table: RequestTable,
-        slots: int,
+        memory: RequestMemory,
         processor: LogitsProcessor,
-        memory: FixedMemory | None,
-        kept: torch.dtype | None = None,
     ) -> None:
-        """slots: of the KV caches, besides the table's null slot; memory: of recurrent layers;
-        kept: the type of the caches; None: the models'."""
-        dtype, needs = target.embed.weight.dtype, drafting.needs
-        network, history = None, None
-        if needs.network is not None:
-            cache = HostCache(needs.network.config.transformer, table, slots, dtype, kept=kept)
-            network = HostNetwork(needs.network, cache)
-        if needs.history:
-            history = History(table.slots.shape, target.embed.weight.device)
-        proposer = drafting.proposer
+        needs, proposer = drafting.needs, drafting.proposer
+        network = None
+        if needs.network is not None and memory.network_cache is not None:
+            network = HostNetwork(needs.network, memory.network_cache)
+        self._memory = memory
         self._side = HostSide(
             target,
-            HostCache(target.spec, table, slots, dtype, table.windows, kept),
             memory,
-            table,
             processor,
-            None if proposer is None else HostProposals(proposer, network, history),
+            None if proposer is None else HostProposals(proposer, network, memory.history),
             needs.taps,
-            drafting.accept(len(table.limits), target.embed.weight.device),
+            drafting.accept(len(memory.table.limits), target.embed.weight.device),
         )
-        self._table, self._network, self._history = table, network, history
         self._rows: dict[int, Row] = {}
         chosen = network is not None and len(drafting.lengths) > 1
         self.cycle_seconds: Seconds | None = {} if chosen else None
@@ -87,10 +73,10 @@ class HostWorker:
             started = time.perf_counter()
             batch = HostBatch(self._side, step, parts)
             run_cycle(batch)
-            if self._side.memory is not None:
-                self._side.memory.keep(step.chunks)
+            if self._memory.states is not None:
+                self._memory.states.keep(step.chunks)
         except torch.OutOfMemoryError:
-            if not step.chunks or self._side.memory is not None:  # states may have moved on
+            if not step.chunks or self._memory.states is not None:  # states may have moved on
                 raise
             torch.cuda.empty_cache()
             return Outcome(step.number, refused=tuple(chunk.row for chunk in step.chunks))
@@ -102,22 +88,15 @@ class HostWorker:
     @torch.inference_mode()
     def forget(self) -> None:
         """Forget all requests; raises where the device is lost."""
-        self._table.forget()
+        self._memory.table.forget()
         self._rows.clear()
 
     def _update(self, step: Step) -> None:
-        self._table.update(step)
+        self._memory.update(step)
         for row in step.left:
             self._rows.pop(row, None)
         for begin in step.begun:
             self._rows[begin.row] = Row.of(begin)
-            if self._history is not None:
-                self._history.write(begin.row, 0, begin.tokens)
-        if self._side.memory is not None:
-            self._side.memory.begin(step.begun)
-        self._side.cache.clear(step.cleared)
-        if self._network is not None:
-            self._network.cache.clear(step.cleared)
 
     def _is_behind(self, part: RequestRows) -> bool:
         """Whether the drafter has missed more than it sees in a cycle, or than is kept for it.
