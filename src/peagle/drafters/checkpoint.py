@@ -33,7 +33,8 @@ from peagle.drafters.vocabulary import doubts, membership
 from peagle.errors import InputError
 from peagle.files import replacing_directory
 from peagle.models.ends import Ends
-from peagle.models.families.tensors import Place, dense_layer
+from peagle.models.families.tensors import Place
+from peagle.models.families.tensors import layer as layer_tensors
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     TensorRule,
@@ -65,7 +66,7 @@ def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -
     ]
     for index, layer in enumerate(shape.layers):
         place = Place(f"rest.{index - 1}" if index else "first", f"layers.{index}")
-        rules += dense_layer(layer, shape.hidden_size, place)
+        rules += layer_tensors(layer, shape.hidden_size, place)
     if config.norm_before_fc:
         rules.append(
             TensorRule("feature_norm.weight", ("input_norm.weight",), (config.feature_size,))

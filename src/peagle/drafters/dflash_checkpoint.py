@@ -36,7 +36,8 @@ from peagle.models.families.config import (
     reading,
     require_positive,
 )
-from peagle.models.families.tensors import Place, dense_layer
+from peagle.models.families.tensors import Place
+from peagle.models.families.tensors import layer as layer_tensors
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     TensorRule,
@@ -202,7 +203,7 @@ def block_rules(config: BlockConfig, shared: frozenset[str]) -> list[TensorRule]
     ]
     for index, layer in enumerate(shape.layers):
         place = Place(f"layers.{index}", f"layers.{index}")
-        rules += dense_layer(layer, shape.hidden_size, place)
+        rules += layer_tensors(layer, shape.hidden_size, place)
         if config.conv is not None:
             rules += _conv_rules(config.conv, shape.hidden_size, place)
     if config.selector is not None:

@@ -181,18 +181,41 @@ def require_positive(**sizes: int) -> None:
             raise InputError(f"{name} is {size}; it must be at most {LARGEST}")
 
 
-def check_experts(spec: ExpertsSpec) -> None:
-    """Raise `InputError` for sizes that no mixture of experts has."""
+def above_zero(values: Values, name: str, usual: float | None = None) -> float:
+    """A number above 0; usual: where none is given."""
+    number = float(values[name] if usual is None else values.get(name, usual))
+    if not 0 < number < math.inf:
+        raise InputError(f"{name} is {number}; it must be a number above 0")
+    return number
+
+
+def experts(
+    values: Values,
+    inner: int,
+    *,
+    count: str = "num_experts",
+    chosen: str = "num_experts_per_tok",
+    **more: Any,
+) -> ExpertsSpec:
+    """A mixture of experts of this inner width, whose weights sum to 1.
+
+    count, chosen: the keys of how many there are, and of how many a row goes through; more: what
+    else `ExpertsSpec` has.
+    """
+    numbers = int(values[count]), int(values[chosen])
+    usual = {"intermediate_size": inner, "norm_topk_prob": True}
+    spec = ExpertsSpec(*numbers, inner, **{**usual, **more})
     require_positive(
         num_experts=spec.num_experts,
         num_experts_per_tok=spec.num_experts_per_tok,
-        moe_intermediate_size=spec.moe_intermediate_size,
+        moe_intermediate_size=inner,
     )
     if spec.num_experts_per_tok > spec.num_experts:
         raise InputError(
             f"num_experts_per_tok is {spec.num_experts_per_tok}; it must be at most num_experts, "
             f"{spec.num_experts}"
         )
+    return spec
 
 
 def window(values: Values, usual: int | None) -> int | None:

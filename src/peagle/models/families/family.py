@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from peagle.models.families import tensors
 from peagle.models.families.config import Values, text
 from peagle.models.families.tensors import Place
 from peagle.models.spec import DecoderSpec, LayerSpec
@@ -18,7 +19,7 @@ class Family:
     """Both as `config.json` names them."""
     spec: Callable[[Values], DecoderSpec]
     """What the values of a `config.json` mean; called within `reading`."""
-    layer: Callable[[LayerSpec, int, Place], list[TensorRule]]
+    layer: Callable[[LayerSpec, int, Place], list[TensorRule]] = tensors.layer
     """The tensors of one layer, whose hidden size is given."""
     prefix: str = "model"
     """How the names of the decoder's tensors begin."""

@@ -4,19 +4,10 @@ their own. Published from 4B on with a tower for images, which is left out."""
 from dataclasses import replace
 
 from peagle.errors import InputError
-from peagle.models.families import config, gemma4_text, tensors
+from peagle.models.families import config, gemma4_text
 from peagle.models.families.config import FULL, SLIDING, Values
 from peagle.models.families.family import Family
-from peagle.models.families.tensors import Place
-from peagle.models.spec import (
-    AttentionSpec,
-    DecoderSpec,
-    LayerSpec,
-    MLPSpec,
-    NormSpec,
-    SandwichSpec,
-)
-from peagle.models.weights import TensorRule
+from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, NormSpec, SandwichSpec
 
 USUAL: Values = {
     "vocab_size": 262_208,
@@ -57,22 +48,9 @@ def spec(values: Values) -> DecoderSpec:
     )
 
 
-def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
-    """The tensors of one layer."""
-    assert isinstance(spec.feed_forward, MLPSpec)
-    rules = [
-        *gemma4_text.norm_rules(gemma4_text.NORMS, hidden_size, place),
-        *tensors.attention(spec.attention, hidden_size, place),
-        *tensors.mlp(spec.feed_forward, hidden_size, place),
-    ]
-    return tensors.centred(rules, spec.norms)
-
-
 def _attention(values: Values, window: int | None) -> AttentionSpec:
     """A layer's, by whether it has a window."""
-    scale = float(values["query_pre_attn_scalar"])
-    if not scale > 0:
-        raise InputError(f"query_pre_attn_scalar is {scale}; it must be above 0")
+    scale = config.above_zero(values, "query_pre_attn_scalar")
     rope = {key: values.get(key) for key in ("rope_scaling", "rope_parameters", "rope_theta")}
     by_type = rope["rope_parameters"] or {}
     if FULL in by_type:  # as transformers 5 writes it
@@ -85,7 +63,7 @@ def _attention(values: Values, window: int | None) -> AttentionSpec:
     )
 
 
-FAMILY = Family("gemma3_text", "Gemma3ForCausalLM", spec, layer)
+FAMILY = Family("gemma3_text", "Gemma3ForCausalLM", spec)
 PUBLISHED = FAMILY.within(
     "gemma3",
     "Gemma3ForConditionalGeneration",

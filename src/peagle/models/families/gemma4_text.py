@@ -2,26 +2,22 @@
 are their keys, in the others. The 26B-A4B has experts beside the MLP. Published with towers for
 images and audio, which are left out."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from peagle.errors import InputError
-from peagle.models.families import config, tensors
+from peagle.models.families import config
 from peagle.models.families.config import FULL, SLIDING, Values
 from peagle.models.families.family import Family
-from peagle.models.families.tensors import Place
 from peagle.models.spec import (
     AttentionSpec,
     DecoderSpec,
     ExpertsSpec,
     LayerSpec,
     MixtureSpec,
-    MLPSpec,
     ScaledSandwichSpec,
 )
-from peagle.models.weights import TensorRule
 
 PERIOD = 6
 """Where no `layer_types` are given, every sixth layer is full."""
@@ -39,18 +35,6 @@ USUAL: Values = {
     },
 }
 """What transformers takes where a configuration says nothing."""
-NORMS = {
-    "input_norm": "input_layernorm",
-    "attention_norm": "post_attention_layernorm",
-    "post_norm": "pre_feedforward_layernorm",
-    "mlp_norm": "post_feedforward_layernorm",
-}
-MIXTURE_NORMS = {
-    "dense_norm": "post_feedforward_layernorm_1",
-    "experts_input_norm": "pre_feedforward_layernorm_2",
-    "experts_norm": "post_feedforward_layernorm_2",
-}
-"""Ours and theirs."""
 OVERRIDES = {"head_dim", "num_key_value_heads"}
 """What a layer may have of its own."""
 
@@ -78,41 +62,6 @@ def spec(values: Values) -> DecoderSpec:
     )
 
 
-def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
-    """The tensors of one layer."""
-    fed, experts = spec.feed_forward, spec.experts
-    mlp = fed.mlp if isinstance(fed, MixtureSpec) else fed
-    assert isinstance(mlp, MLPSpec)
-    rules = [
-        *norm_rules(NORMS, hidden_size, place),
-        *tensors.attention(spec.attention, hidden_size, place),
-        *tensors.mlp(mlp, hidden_size, place),
-        place.rule("scalar", ("layer_scalar",), (1,)),
-    ]
-    if experts is None:
-        return rules
-    count, names = (experts.num_experts,), ("experts", "experts")
-    return [
-        *rules,
-        *norm_rules(MIXTURE_NORMS, hidden_size, place),
-        place.rule("experts.router", ("router.proj.weight",), count),
-        place.rule("experts.router_scale", ("router.scale",), (hidden_size,)),
-        place.rule("experts.factors", ("router.per_expert_scale",), count),
-        *tensors.either(
-            tensors.experts_together(experts, place, *names),
-            tensors.experts_apart(experts, hidden_size, place, *names),
-        ),
-    ]
-
-
-def norm_rules(names: Mapping[str, str], hidden_size: int, place: Place) -> list[TensorRule]:
-    """Norms over the stream, by our names and theirs."""
-    return [
-        place.rule(f"{ours}.weight", (f"{theirs}.weight",), (hidden_size,))
-        for ours, theirs in names.items()
-    ]
-
-
 def _refuse_unsupported(values: Values) -> None:
     if values["hidden_size_per_layer_input"] or values.get("num_kv_shared_layers"):
         raise InputError(
@@ -136,24 +85,14 @@ def refuse_other_attention(values: Values) -> None:
 def _experts(values: Values) -> ExpertsSpec | None:
     if not values.get("enable_moe_block"):
         return None
-    spec = ExpertsSpec(
-        num_experts=int(values["num_experts"]),
-        num_experts_per_tok=int(values["top_k_experts"]),
-        moe_intermediate_size=int(values["moe_intermediate_size"]),
-        intermediate_size=int(values["moe_intermediate_size"]),
-        norm_topk_prob=True,
-        activation="gelu_tanh",
-    )
-    config.check_experts(spec)
-    return spec
+    inner = int(values["moe_intermediate_size"])
+    return config.experts(values, inner, chosen="top_k_experts", activation="gelu_tanh")
 
 
 def softcap(values: Values) -> float | None:
     """The bound of logits."""
-    cap = values.get("final_logit_softcapping")
-    if cap is not None and not 0 < float(cap) < math.inf:
-        raise InputError(f"final_logit_softcapping is {cap}; it must be a number above 0")
-    return None if cap is None else float(cap)
+    name = "final_logit_softcapping"
+    return None if values.get(name) is None else config.above_zero(values, name)
 
 
 def _layer_types(values: Values) -> list[str]:
@@ -200,7 +139,7 @@ def _attention(values: Values, kind: str, window: int | None) -> AttentionSpec:
     )
 
 
-FAMILY = Family("gemma4_text", "Gemma4ForCausalLM", spec, layer)
+FAMILY = Family("gemma4_text", "Gemma4ForCausalLM", spec)
 PUBLISHED = FAMILY.within(
     "gemma4",
     "Gemma4ForConditionalGeneration",

@@ -55,7 +55,7 @@ def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
         return replace(own, layouts=(own.packed(),))
 
     return [
-        *tensors.norms(hidden_size, place),
+        *tensors.layer_norms(spec.norms, hidden_size, place),
         *tensors.attention(spec.attention, hidden_size, place),
         place.rule("attention.sinks", ("self_attn.sinks",), (spec.attention.num_heads,)),
         place.rule("mlp.router", ("mlp.router.weight",), count),
@@ -68,21 +68,15 @@ def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
 
 
 def _experts(values: Values) -> ExpertsSpec:
-    inner, limit = config.mlp(values).intermediate_size, float(values.get("swiglu_limit", 7.0))
-    if not limit > 0:  # nor NaN
-        raise InputError(f"swiglu_limit is {limit}; it must be above 0")
-    spec = ExpertsSpec(
-        num_experts=int(values["num_local_experts"]),
-        num_experts_per_tok=int(values["num_experts_per_tok"]),
-        moe_intermediate_size=inner,
-        intermediate_size=inner,
-        norm_topk_prob=True,
-        activation=ClampedSwiGLU(limit),
-    )
-    config.check_experts(spec)
+    limit = config.above_zero(values, "swiglu_limit", 7.0)
     if values.get("swiglu_alpha", ALPHA) != ALPHA:
         raise InputError(f"swiglu_alpha {values['swiglu_alpha']} is not {ALPHA}")
-    return spec
+    return config.experts(
+        values,
+        config.mlp(values).intermediate_size,
+        count="num_local_experts",
+        activation=ClampedSwiGLU(limit),
+    )
 
 
 @dataclass(frozen=True)

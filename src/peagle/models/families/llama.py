@@ -1,6 +1,6 @@
 """Llama: layers that are all alike, with a dense MLP. Drafters of its style read as it does."""
 
-from peagle.models.families import config, tensors
+from peagle.models.families import config
 from peagle.models.families.config import Values
 from peagle.models.families.family import Family
 from peagle.models.spec import DecoderSpec
@@ -12,4 +12,4 @@ def spec(values: Values) -> DecoderSpec:
     return config.alike(values, config.attention(values))
 
 
-FAMILY = Family("llama", "LlamaForCausalLM", spec, tensors.dense_layer)
+FAMILY = Family("llama", "LlamaForCausalLM", spec)

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from peagle.errors import InputError
-from peagle.models.families import config, tensors
+from peagle.models.families import config
 from peagle.models.families.config import FULL, SLIDING, Values
 from peagle.models.families.family import Family
 from peagle.models.spec import AttentionSpec, DecoderSpec
@@ -86,15 +86,14 @@ def published(values: Values) -> DecoderSpec:
     return KINDS[kind].spec(inner)
 
 
-FAMILY = Family("mistral", "MistralForCausalLM", spec, tensors.dense_layer)
-MINISTRAL = Family("ministral", "MinistralForCausalLM", ministral, tensors.dense_layer)
-MINISTRAL3 = Family("ministral3", "Ministral3ForCausalLM", ministral3, tensors.dense_layer)
+FAMILY = Family("mistral", "MistralForCausalLM", spec)
+MINISTRAL = Family("ministral", "MinistralForCausalLM", ministral)
+MINISTRAL3 = Family("ministral3", "Ministral3ForCausalLM", ministral3)
 KINDS = {family.model_type: family for family in (FAMILY, MINISTRAL3)}
 PUBLISHED = Family(
     "mistral3",
     "Mistral3ForConditionalGeneration",
     published,
-    tensors.dense_layer,
     prefix="language_model.model",
     ignored=("vision_tower.", "multi_modal_projector."),
 )

@@ -6,7 +6,6 @@ longrope. SmolLM3: every fourth layer is told no positions (NoPE). Granite: a nu
 embeddings, scores, what layers add, and logits to be multiplied or divided by.
 """
 
-import math
 from dataclasses import replace
 
 from peagle.errors import InputError
@@ -80,25 +79,19 @@ def _rotated(values: Values) -> list[bool]:
 
 def granite(values: Values) -> DecoderSpec:
     """Granite's."""
-    added = _factor(values, "residual_multiplier")
-    attention = replace(config.attention(values), scale=_factor(values, "attention_multiplier"))
+    names = "residual_multiplier", "attention_multiplier", "embedding_multiplier", "logits_scaling"
+    added, scale, embedded, logits = (config.above_zero(values, name, 1.0) for name in names)
     eps = config.norms(values).eps / added**2
+    attention = replace(config.attention(values), scale=scale)
     return replace(
         config.alike({**values, "rms_norm_eps": eps}, attention),
-        embedding_scale=_factor(values, "embedding_multiplier") / added,
+        embedding_scale=embedded / added,
         residual_multiplier=added,
-        logit_scale=1 / _factor(values, "logits_scaling"),
+        logit_scale=1 / logits,
     )
 
 
-def _factor(values: Values, name: str) -> float:
-    factor = float(values.get(name, 1.0))
-    if not 0 < factor < math.inf:
-        raise InputError(f"{name} is {factor}; it must be a number above 0")
-    return factor
-
-
-SEED_OSS = Family("seed_oss", "SeedOssForCausalLM", seed_oss, tensors.dense_layer)
+SEED_OSS = Family("seed_oss", "SeedOssForCausalLM", seed_oss)
 PHI3 = Family("phi3", "Phi3ForCausalLM", phi3, tensors.fused_layer)
-SMOLLM3 = Family("smollm3", "SmolLM3ForCausalLM", smollm3, tensors.dense_layer)
-GRANITE = Family("granite", "GraniteForCausalLM", granite, tensors.dense_layer)
+SMOLLM3 = Family("smollm3", "SmolLM3ForCausalLM", smollm3)
+GRANITE = Family("granite", "GraniteForCausalLM", granite)

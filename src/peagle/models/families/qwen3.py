@@ -3,7 +3,7 @@ Qwen3 with QK norm instead. Drafters of its style read as it does."""
 
 from dataclasses import replace
 
-from peagle.models.families import config, tensors
+from peagle.models.families import config
 from peagle.models.families.config import Values
 from peagle.models.families.family import Family
 from peagle.models.spec import AttentionSpec, DecoderSpec
@@ -43,5 +43,5 @@ def windows(values: Values) -> list[int | None]:
     return config.windows(values, values.get("layer_types") or types, window(values))
 
 
-QWEN2 = Family("qwen2", "Qwen2ForCausalLM", qwen2, tensors.dense_layer)
-FAMILY = Family("qwen3", "Qwen3ForCausalLM", spec, tensors.dense_layer)
+QWEN2 = Family("qwen2", "Qwen2ForCausalLM", qwen2)
+FAMILY = Family("qwen3", "Qwen3ForCausalLM", spec)

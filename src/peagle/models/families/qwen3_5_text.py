@@ -6,19 +6,16 @@ import warnings
 from dataclasses import replace
 
 from peagle.errors import InputError
-from peagle.models.families import config, tensors
+from peagle.models.families import config
 from peagle.models.families.config import FULL, Values
 from peagle.models.families.family import Family
-from peagle.models.families.tensors import Place
 from peagle.models.spec import (
     AttentionSpec,
     DecoderSpec,
     FeedForwardSpec,
     LayerSpec,
-    MLPSpec,
     NormSpec,
 )
-from peagle.models.weights import TensorRule
 from peagle.ops.delta_net import DeltaHeads
 
 ROPE_THETA = 10_000_000.0
@@ -55,22 +52,6 @@ def of_layers(values: Values, fed: FeedForwardSpec) -> DecoderSpec:
     norms = NormSpec(config.norms(values).eps, offset=1.0)
     layers = [LayerSpec(mixers[kind], fed, norms) for kind in _layer_types(values)]
     return replace(config.decoder(values, layers), norm=norms)
-
-
-def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
-    """The tensors of one layer."""
-    assert isinstance(spec.feed_forward, MLPSpec)
-    return [*mixed(spec, hidden_size, place), *tensors.mlp(spec.feed_forward, hidden_size, place)]
-
-
-def mixed(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
-    """The tensors of a layer's norms and of its mixer."""
-    rules = tensors.norms(hidden_size, place)
-    if isinstance(spec.mixer, DeltaHeads):
-        rules += tensors.delta_net(spec.mixer, hidden_size, place)
-    else:
-        rules += tensors.attention(spec.mixer, hidden_size, place)
-    return tensors.centred(rules, spec.norms)
 
 
 def _layer_types(values: Values) -> list[str]:
@@ -125,9 +106,7 @@ def _refuse_unsupported(values: Values) -> None:
         )
 
 
-FAMILY = Family(
-    "qwen3_5_text", "Qwen3_5ForCausalLM", spec, layer, ignored=("mtp.", "model.visual.")
-)
+FAMILY = Family("qwen3_5_text", "Qwen3_5ForCausalLM", spec, ignored=("mtp.", "model.visual."))
 PUBLISHED = FAMILY.within(
     "qwen3_5", "Qwen3_5ForConditionalGeneration", prefix="model.language_model"
 )

@@ -1,6 +1,6 @@
 """What most families call their tensors."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,12 +9,31 @@ from peagle.models.spec import (
     AttentionSpec,
     DecoderSpec,
     ExpertsSpec,
+    FeedForwardSpec,
     LayerSpec,
+    MixtureSpec,
     MLPSpec,
     NormSpec,
+    SandwichSpec,
+    ScaledSandwichSpec,
+    SharedExpertsSpec,
 )
 from peagle.models.weights import TensorRule
 from peagle.ops.delta_net import DeltaHeads
+
+NORMS = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
+SANDWICH_NORMS = {
+    "input_norm": "input_layernorm",
+    "attention_norm": "post_attention_layernorm",
+    "post_norm": "pre_feedforward_layernorm",
+    "mlp_norm": "post_feedforward_layernorm",
+}
+MIXTURE_NORMS = {
+    "dense_norm": "post_feedforward_layernorm_1",
+    "experts_input_norm": "pre_feedforward_layernorm_2",
+    "experts_norm": "post_feedforward_layernorm_2",
+}
+"""Ours and theirs."""
 
 
 @dataclass(frozen=True)
@@ -89,29 +108,37 @@ def ends(spec: DecoderSpec, prefix: str) -> list[TensorRule]:
     return [replace(embed, layouts=(TensorRule("embed.weight", (head(prefix),), size),)), norm]
 
 
-def dense_layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
-    """A block with an MLP, of a target or a drafter."""
-    assert isinstance(spec.feed_forward, MLPSpec)
-    return [
-        *norms(hidden_size, place),
-        *attention(spec.attention, hidden_size, place),
-        *mlp(spec.feed_forward, hidden_size, place),
-    ]
+def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
+    """The tensors of one layer, of a target or a drafter."""
+    if isinstance(spec.mixer, DeltaHeads):
+        mixer = delta_net(spec.mixer, hidden_size, place)
+    else:
+        mixer = attention(spec.mixer, hidden_size, place)
+    fed = feed_forward(spec.feed_forward, hidden_size, place)
+    return centred([*layer_norms(spec.norms, hidden_size, place), *mixer, *fed], spec.norms)
 
 
 def fused_layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
     """The same of a family whose files hold q, k and v as one, and gate and up."""
     return [
         replace(rule.layouts[0], layouts=(replace(rule, layouts=()),)) if rule.layouts else rule
-        for rule in dense_layer(spec, hidden_size, place)
+        for rule in layer(spec, hidden_size, place)
     ]
 
 
-def norms(hidden_size: int, place: Place) -> list[TensorRule]:
-    """Those before attention and before the MLP."""
+def layer_norms(spec: NormSpec, hidden_size: int, place: Place) -> list[TensorRule]:
+    """A layer's norms over the stream, and the number that scales it where there is one."""
+    names = SANDWICH_NORMS if isinstance(spec, SandwichSpec) else NORMS
+    scaled = isinstance(spec, ScaledSandwichSpec)
+    scalar = [place.rule("scalar", ("layer_scalar",), (1,))] if scaled else []
+    return [*_norms(names, hidden_size, place), *scalar]
+
+
+def _norms(names: Mapping[str, str], hidden_size: int, place: Place) -> list[TensorRule]:
+    """names: ours and theirs."""
     return [
-        place.rule("input_norm.weight", ("input_layernorm.weight",), (hidden_size,)),
-        place.rule("post_norm.weight", ("post_attention_layernorm.weight",), (hidden_size,)),
+        place.rule(f"{ours}.weight", (f"{theirs}.weight",), (hidden_size,))
+        for ours, theirs in names.items()
     ]
 
 
@@ -172,23 +199,64 @@ def mlp(spec: MLPSpec, hidden_size: int, place: Place) -> list[TensorRule]:
     ]
 
 
-def experts_apart(
-    spec: ExpertsSpec, hidden_size: int, place: Place, ours: str, theirs: str
+def feed_forward(spec: FeedForwardSpec, hidden_size: int, place: Place) -> list[TensorRule]:
+    """An MLP, experts, or both."""
+    if isinstance(spec, MLPSpec):
+        return mlp(spec, hidden_size, place)
+    if isinstance(spec, ExpertsSpec):
+        router = place.rule("mlp.router", ("mlp.gate.weight",), (spec.num_experts,))
+        return [router, *_experts(spec, hidden_size, place, "mlp", "mlp.experts")]
+    beside = _shared if isinstance(spec, SharedExpertsSpec) else _mixture
+    return beside(spec, hidden_size, place)
+
+
+def _shared(spec: MixtureSpec, hidden_size: int, place: Place) -> list[TensorRule]:
+    """Qwen3.5's experts, and the MLP beside them that every row goes through."""
+    both, inner = ("gate_proj", "up_proj"), (spec.mlp.intermediate_size,) * 2
+    parts = tuple(f"mlp.shared_expert.{part}" for part in both)
+    router = place.rule("mlp.experts.router", ("mlp.gate.weight",), (spec.experts.num_experts,))
+    return [
+        router,
+        *_experts(spec.experts, hidden_size, place, "mlp.experts", "mlp.experts"),
+        *place.linear("mlp.shared.gate_up", parts, inner, bias=False),
+        *place.linear("mlp.shared.down", ("mlp.shared_expert.down_proj",), (hidden_size,), False),
+        *place.linear("mlp.shared_gate", ("mlp.shared_expert_gate",), (1,), bias=False),
+    ]
+
+
+def _mixture(spec: MixtureSpec, hidden_size: int, place: Place) -> list[TensorRule]:
+    """Gemma 4's MLP and experts, each with norms of its own."""
+    count = (spec.experts.num_experts,)
+    return [
+        *mlp(spec.mlp, hidden_size, place),
+        *_norms(MIXTURE_NORMS, hidden_size, place),
+        place.rule("experts.router", ("router.proj.weight",), count),
+        place.rule("experts.router_scale", ("router.scale",), (hidden_size,)),
+        place.rule("experts.factors", ("router.per_expert_scale",), count),
+        *_experts(spec.experts, hidden_size, place, "experts", "experts", together=True),
+    ]
+
+
+def _experts(
+    spec: ExpertsSpec,
+    hidden_size: int,
+    place: Place,
+    ours: str,
+    theirs: str,
+    together: bool = False,
 ) -> list[TensorRule]:
-    """Gate and up, and down, of experts that a file holds one by one, called `theirs`."""
+    """Gate and up, and down, of experts that a file holds one by one or together, [experts,
+    outputs, inputs]; together: what is usual."""
     inner = spec.moe_intermediate_size
     each = [f"{theirs}.{index}" for index in range(spec.num_experts)]
     gate_up = tuple(f"{expert}.{part}_proj.weight" for expert in each for part in ("gate", "up"))
     down = tuple(f"{expert}.down_proj.weight" for expert in each)
-    return [
+    apart = [
         place.rule(f"{ours}.gate_up", gate_up, (inner,) * len(gate_up), leading=2),
         place.rule(f"{ours}.down", down, (hidden_size,) * len(down), leading=2),
     ]
-
-
-def experts_together(spec: ExpertsSpec, place: Place, ours: str, theirs: str) -> list[TensorRule]:
-    """The same of experts that a file holds together: [experts, outputs, inputs]."""
-    return [
+    whole = [
         place.rule(f"{ours}.{part}", (f"{theirs}.{part}_proj",), (spec.num_experts,))
         for part in ("gate_up", "down")
     ]
+    return either(whole, apart) if together else either(apart, whole)
