@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from peagle.audit import EXACT_BOUND, Case, Verdict
+from peagle.audit import EXACT_BOUND, AuditCase, Finding
 from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.engine.kv_cache import KVCache
 from peagle.errors import InputError
@@ -39,7 +39,7 @@ def llm() -> LLM:
 
 def served(
     llm: LLM, damage: Callable[[], None] = lambda: None, count: int = len(ALL)
-) -> list[Case]:
+) -> list[AuditCase]:
     """Answers to many requests at once, `damage` done when each has some tokens."""
     waiting: dict[str, Prepared] = {}
     for seed, (prompt, shape) in enumerate(ALL[:count]):
@@ -51,7 +51,7 @@ def served(
         for chunk in llm.step():
             counts[chunk.request_id] += len(chunk.token_ids)
             if chunk.completion is not None:
-                case = Case.of(waiting.pop(chunk.request_id), chunk.completion)
+                case = AuditCase.of(waiting.pop(chunk.request_id), chunk.completion)
                 assert case is not None
                 cases.append(case)
         if not done and min(counts.values()) >= BEFORE:
@@ -60,7 +60,7 @@ def served(
     return sorted(cases, key=lambda case: case.seed)
 
 
-def audited(llm: LLM, *cases: Case) -> list[Verdict]:
+def audited(llm: LLM, *cases: AuditCase) -> list[Finding]:
     """Verdicts, of prefills that run together."""
     done, ids = {}, [llm.submit(case.scoring, followed=False) for case in cases]
     while len(done) < len(cases):
@@ -69,22 +69,24 @@ def audited(llm: LLM, *cases: Case) -> list[Verdict]:
 
 
 @pytest.fixture(scope="module")
-def healthy(llm: LLM) -> list[Case]:
+def healthy(llm: LLM) -> list[AuditCase]:
     return served(llm)
 
 
-def changed(cases: list[Case], healthy: list[Case], least: int) -> list[Case]:
+def changed(cases: list[AuditCase], healthy: list[AuditCase], least: int) -> list[AuditCase]:
     """Answers that damage has changed: what no token shows, no audit can see."""
     found = [case for case, other in zip(cases, healthy, strict=True) if case != other]
     assert len(found) >= least
     return found
 
 
-def share_found(verdicts: list[Verdict]) -> float:
+def share_found(verdicts: list[Finding]) -> float:
     return sum(verdict.result == "different" for verdict in verdicts) / len(verdicts)
 
 
-def test_healthy_answers_are_equal_whatever_is_drafted_and_cached(llm: LLM, healthy: list[Case]):
+def test_healthy_answers_are_equal_whatever_is_drafted_and_cached(
+    llm: LLM, healthy: list[AuditCase]
+):
     cached = served(llm, count=8)
     assert {verdict.result for verdict in audited(llm, *healthy, *cached)} == {"equal"}
     looked_up = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
@@ -92,7 +94,7 @@ def test_healthy_answers_are_equal_whatever_is_drafted_and_cached(llm: LLM, heal
     assert {verdict.result for verdict in audited(other, *served(other, count=8))} == {"equal"}
 
 
-def test_drafts_that_are_accepted_falsely_are_found(llm: LLM, healthy: list[Case]):
+def test_drafts_that_are_accepted_falsely_are_found(llm: LLM, healthy: list[AuditCase]):
     rates = (1.0, 0.9, 0.8)
     false = SpeculativeConfig(
         **DRAFTER,
@@ -124,7 +126,7 @@ def caches(monkeypatch: pytest.MonkeyPatch) -> list[KVCache]:
 
 @pytest.mark.parametrize(("damage", "least", "share"), [("zeroed", 8, 0.9), ("stale", 3, 0.6)])
 def test_damaged_keys_that_change_an_answer_are_found(
-    healthy: list[Case], caches: list[KVCache], damage: str, least: int, share: float
+    healthy: list[AuditCase], caches: list[KVCache], damage: str, least: int, share: float
 ):
     llm = LLM(bundled("target"), SpeculativeConfig(**DRAFTER))
 
@@ -146,7 +148,7 @@ def test_an_audit_leaves_no_trace():
     llm = LLM(bundled("target"), SpeculativeConfig(**DRAFTER))
     drawn = SamplingParams(temperature=1.0, max_tokens=12)
     first = llm.generate(PROMPTS[:1], drawn)[0]
-    case = Case.of(llm.prepare(PROMPTS[0], drawn), first)
+    case = AuditCase.of(llm.prepare(PROMPTS[0], drawn), first)
     assert case is not None
     before = llm.engine.stats
     [verdict] = audited(llm, case)
@@ -156,7 +158,7 @@ def test_an_audit_leaves_no_trace():
     longer = PROMPTS[2] * 8
     request = llm.prepare(longer, SamplingParams(max_tokens=1))
     llm.complete(
-        Case(tuple(request.tokens[:60]), tuple(request.tokens[60:]), 0, 0, 0, 1, 0).scoring
+        AuditCase(tuple(request.tokens[:60]), tuple(request.tokens[60:]), 0, 0, 0, 1, 0).scoring
     )
     assert llm.complete(request).cached_tokens == 0
 
@@ -169,7 +171,7 @@ def test_what_depends_on_more_than_tokens_is_not_judged(llm: LLM):
         SamplingParams(max_tokens=4, allowed_token_ids=(5, 6)),
     ):
         [done] = llm.generate(PROMPTS[:1], params)
-        assert Case.of(llm.prepare(PROMPTS[0], params), done) is None
+        assert AuditCase.of(llm.prepare(PROMPTS[0], params), done) is None
 
 
 def test_tokens_beyond_a_filter_are_found(llm: LLM):
@@ -181,15 +183,15 @@ def test_tokens_beyond_a_filter_are_found(llm: LLM):
         kinds = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **shape}
         answer = list(case.answer)
         answer[place] = scored.top[-1][0]
-        false = Case(case.prompt, tuple(answer), case.seed, **kinds)
+        false = AuditCase(case.prompt, tuple(answer), case.seed, **kinds)
         assert audited(llm, false)[0].margins[place] > EXACT_BOUND
 
 
 def test_cases_are_kept_for_their_owner_alone(tmp_path: Path):
-    case = Case((1, 2), (3,), 7, 0.5, 0, 1.0, 0.0)
+    case = AuditCase((1, 2), (3,), 7, 0.5, 0, 1.0, 0.0)
     case.save(tmp_path / "case.json")
-    assert Case.load(tmp_path / "case.json") == case
+    assert AuditCase.load(tmp_path / "case.json") == case
     assert (tmp_path / "case.json").stat().st_mode & 0o77 == 0
     (tmp_path / "other.json").write_text("[]")
     with pytest.raises(InputError, match="no case of an audit"):
-        Case.load(tmp_path / "other.json")
+        AuditCase.load(tmp_path / "other.json")

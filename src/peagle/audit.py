@@ -36,7 +36,7 @@ Cause = Literal["model", "drafts", "not_reproduced"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Finding:
     """What an audit found in an answer."""
 
     margins: tuple[float, ...]
@@ -62,7 +62,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Case:
+class AuditCase:
     """An answer that was served, and what it depends on."""
 
     prompt: tuple[int, ...]
@@ -124,12 +124,12 @@ class Case:
         own = SamplingParams(unrecorded_from=judged, priority=LAST, **params)
         return Prepared(list(tokens), own, None)
 
-    def judge(self, scored: Completion, bound: float) -> Verdict:
+    def judge(self, scored: Completion, bound: float) -> Finding:
         """What a completion of `scoring` says."""
         entries = [entry for entry in scored.prompt_logprobs if entry is not None]
         if len(entries) != len(self.answer):
             raise InputError(f"the audit ended early: {scored.failure or scored.finish_reason}")
-        return Verdict(tuple(self._margins(entries, bound).tolist()), bound)
+        return Finding(tuple(self._margins(entries, bound).tolist()), bound)
 
     def cause(self, place: int, alone: Completion, drafted: Completion) -> Cause:
         """Why a token differs, by completions of its `replay` without drafts and with them."""

@@ -12,7 +12,30 @@ from peagle.engine.constraint import Constraint
 NOTHING_LEFT = "no token is left by allowed_token_ids, bad_words and the form of the output"
 
 
-class TokenRules:
+class Further:
+    """What binds one request's output further than `rest`, the constraint of its form, if any."""
+
+    def __init__(self, vocab_size: int, rest: Constraint | None) -> None:
+        self._bytes, self._rest = -(-vocab_size // 8), rest
+
+    @property
+    def failure(self) -> str | None:
+        """Why the output cannot go on."""
+        return None if self._rest is None else self._rest.failure
+
+    def allowed(self, drafts: Sequence[int]) -> Tensor:
+        """As `Constraint.allowed`."""
+        if self._rest is not None:
+            return self._rest.allowed(drafts)
+        return torch.full((len(drafts) + 1, self._bytes), 255, dtype=torch.uint8)
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Follow tokens that were chosen."""
+        if self._rest is not None:
+            self._rest.advance(tokens)
+
+
+class TokenRules(Further):
     """One request's rules, perhaps together with the constraint of its form.
 
     allowed: the only tokens that may come; None: all. endings: sequences of which the last token
@@ -26,7 +49,7 @@ class TokenRules:
         vocab_size: int,
         form: Constraint | None = None,
     ) -> None:
-        self._form, self._bytes = form, -(-vocab_size // 8)
+        super().__init__(vocab_size, form)
         single = [token for token, *more in endings if not more]
         self._always = ~_bits(single, self._bytes)
         """Tokens that may come wherever the form allows them, a bit each."""
@@ -46,11 +69,11 @@ class TokenRules:
     @property
     def failure(self) -> str | None:
         """Why the output cannot go on."""
-        return self._failure or (self._form.failure if self._form is not None else None)
+        return self._failure or super().failure
 
     def allowed(self, drafts: Sequence[int]) -> Tensor:
         """As `Constraint.allowed`. A row that leaves nothing allows anything, and then fails."""
-        rows = self._form_rows(drafts) & self._always
+        rows = super().allowed(drafts) & self._always
         for place, row in enumerate(rows):
             self._rule_out(row, [*self._recent, *drafts[:place]])
         empty = (rows == 0).all(dim=1)
@@ -63,15 +86,9 @@ class TokenRules:
         if len(tokens) > self._chosen:
             self._failure = NOTHING_LEFT
             return
-        if self._form is not None:
-            self._form.advance(tokens)
+        super().advance(tokens)
         known = [*self._recent, *tokens]
         self._recent = known[len(known) - max(self._lengths, default=0) :]
-
-    def _form_rows(self, drafts: Sequence[int]) -> Tensor:
-        if self._form is not None:
-            return self._form.allowed(drafts)
-        return torch.full((len(drafts) + 1, self._bytes), 255, dtype=torch.uint8)
 
     def _rule_out(self, row: Tensor, before: Sequence[int]) -> None:
         for length in self._lengths:
@@ -89,28 +106,20 @@ class ThoughtSpan:
     """Whether it thinks from its first token on."""
 
 
-class ThoughtBudget:
+class ThoughtBudget(Further):
     """Ends thoughts after `most` of their tokens. rest: what else binds the output."""
 
     def __init__(
         self, span: ThoughtSpan, most: int, vocab_size: int, rest: Constraint | None
     ) -> None:
-        self._span, self._most, self._rest = span, most, rest
-        self._end = _bits([span.end], -(-vocab_size // 8))
+        super().__init__(vocab_size, rest)
+        self._span, self._most, self._end = span, most, _bits([span.end], self._bytes)
         self._thought: int | None = 0 if span.within else None
         """Tokens of the present thoughts; None: it does not think."""
 
-    @property
-    def failure(self) -> str | None:
-        """Why the rest can no longer be followed."""
-        return None if self._rest is None else self._rest.failure
-
     def allowed(self, drafts: Sequence[int]) -> Tensor:
         """As `Constraint.allowed`: at the end of the budget only what ends the thoughts."""
-        if self._rest is None:
-            rows = torch.full((len(drafts) + 1, len(self._end)), 255, dtype=torch.uint8)
-        else:
-            rows = self._rest.allowed(drafts)
+        rows = super().allowed(drafts)
         thought = self._thought
         for row, draft in zip(rows, (*drafts, self._span.end), strict=True):
             if thought is not None and thought >= self._most:
@@ -122,8 +131,7 @@ class ThoughtBudget:
         """Follow tokens that were chosen."""
         for token in tokens:
             self._thought = self._after(self._thought, token)
-        if self._rest is not None:
-            self._rest.advance(tokens)
+        super().advance(tokens)
 
     def _after(self, thought: int | None, token: int) -> int | None:
         if token == self._span.end:

@@ -97,11 +97,11 @@ def _replay(
     file: Path, target: str | None, speculation: SpeculativeConfig, lora: str | None
 ) -> None:
     """Judge a case of an audit here, and what differs once more as it was served."""
-    from peagle.audit import BOUND, EXACT_BOUND, Case
+    from peagle.audit import BOUND, EXACT_BOUND, AuditCase
     from peagle.cli.loading import load_llm
     from peagle.config import EngineConfig
 
-    case = Case.load(file)
+    case = AuditCase.load(file)
     llm = load_llm(target, speculation, EngineConfig(lora=lora))
     bound = EXACT_BOUND if llm.engine.facts.is_exact else BOUND
     verdict = case.judge(llm.complete(case.scoring), bound)

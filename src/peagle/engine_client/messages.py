@@ -20,18 +20,16 @@ from peagle.engine.engine import EngineFacts, EngineStats
 from peagle.engine.request import RequestOutput
 from peagle.engine_client.form import Form
 
-IN_FRONT = frozenset(
-    {
-        "allowed_token_ids",
-        "bad_words",
-        "include_stop_str_in_output",
-        "skip_special_tokens",
-        "stop",
-        "structured_outputs",
-        "thinking_token_budget",
-        "truncate_prompt_tokens",
-    }
-)
+IN_FRONT = {
+    "allowed_token_ids",
+    "bad_words",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "stop",
+    "structured_outputs",
+    "thinking_token_budget",
+    "truncate_prompt_tokens",
+}
 """Sampling parameters of which the engine knows nothing, or what its form says."""
 
 
@@ -177,7 +175,7 @@ class Channel(Generic[Received]):
 
 def written_params(params: SamplingParams) -> str:
     """Sampling parameters as JSON, as far as they concern the engine."""
-    return json.dumps(params.model_dump(exclude_defaults=True, exclude=set(IN_FRONT)))
+    return json.dumps(params.model_dump(exclude_defaults=True, exclude=IN_FRONT))
 
 
 def read_params(text: str) -> SamplingParams:

@@ -38,7 +38,7 @@ MERGE = "merge it with PEFT (merge_and_unload), and give the result as the targe
 
 
 @dataclass(frozen=True)
-class Product:
+class LowRankProduct:
     """What is added to a weight, or to that of each expert: scale * outputs @ inputs."""
 
     inputs: Tensor
@@ -62,12 +62,12 @@ class Product:
             product = product.to(weight.dtype)
         return (weight.float() + product).to(weight.dtype)
 
-    def of_expert(self, expert: int, part: str) -> "Product":
+    def of_expert(self, expert: int, part: str) -> "LowRankProduct":
         """One expert's gate, up or down."""
         outputs = self.outputs[expert]
         if part != "down":
             outputs = outputs.chunk(2)[part == "up"]
-        return Product(self.inputs[expert], outputs, self.scale, rounded=True)
+        return LowRankProduct(self.inputs[expert], outputs, self.scale, rounded=True)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Adapter:
     """An adapter's products by the weights' names, without what such names begin with."""
 
     directory: Path
-    products: Mapping[str, Product]
+    products: Mapping[str, LowRankProduct]
 
     @classmethod
     def read(cls, name: str) -> "Adapter":
@@ -135,7 +135,7 @@ def _stacked(name: str) -> str:
 
 def _products(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> Iterator[tuple[str, Product]]:
+) -> Iterator[tuple[str, LowRankProduct]]:
     factors: dict[tuple[str, str], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         if name.endswith(".base_layer.weight"):  # the target's own, saved beside it
@@ -156,14 +156,14 @@ def _products(
         if not module.endswith(".experts"):
             weight = f"{module}.weight"
             scale = _scale(config, (module, weight), down.shape[0])
-            yield _inner(weight), Product(down, up, scale, weight.endswith(wanted))
+            yield _inner(weight), LowRankProduct(down, up, scale, weight.endswith(wanted))
             continue
         adapted = [name for name in STACKED if any(one.endswith(name) for one in wanted)]
         parameter = f"{module}.{adapted[0 if place else -1]}"
         rank = int(_by_pattern(config, "rank_pattern", "r", (parameter,)))
         down = down.unflatten(0, (-1, rank))
         up = up.unflatten(1, (rank, -1)).permute(2, 0, 1)
-        yield _inner(parameter), Product(down, up, _scale(config, (parameter,), rank), True)
+        yield _inner(parameter), LowRankProduct(down, up, _scale(config, (parameter,), rank), True)
 
 
 def _scale(config: Mapping[str, Any], names: Iterable[str], rank: int) -> float:

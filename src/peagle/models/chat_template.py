@@ -20,28 +20,11 @@ SYSTEM = ("system", "developer")
 """Roles that instruct the model."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Names under which clients send back what the model thought."""
-RESERVED = frozenset(
-    (
-        "add_special_tokens",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "conversations",
-        "documents",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "sanitize_control_tokens",
-        "self",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    )
-)
+TAKEN = """
+add_special_tokens chat_template continue_final_message conversation conversations documents
+max_length messages padding return_assistant_tokens_mask return_dict return_tensors
+sanitize_control_tokens self tokenize tokenizer_kwargs tools truncation"""
+RESERVED = frozenset(TAKEN.split())
 """Names that are no variables of a template: arguments of ours and of transformers' function."""
 EFFORT = "reasoning_effort"
 NO_EFFORT = "none"
@@ -55,7 +38,6 @@ UNKNOWN_EFFORT = "Mark1"
 PROBED = 64
 """Templates whose ways are remembered."""
 NO_ARGUMENTS: Mapping[str, Any] = {}
-NO_PARAMETERS = {"type": "object", "properties": {}}
 NO_TOKENS = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
 REASON_LENGTH = 300
 """Characters of a template's complaint that are told."""
@@ -83,10 +65,8 @@ def render_chat(
     def render(count: int) -> str:
         """The first messages."""
         turns = template_turns(messages[:count], source)
-        text: str = tokenizer.apply_chat_template(
-            turns, chat_template=source, tokenize=False, **variables, **shown
-        )
-        return text
+        how = {"chat_template": source, "tokenize": False, **variables, **shown}
+        return str(tokenizer.apply_chat_template(turns, **how))
 
     try:
         return render(len(messages))
@@ -117,16 +97,13 @@ def template_source(tokenizer: Any, template: str | None, tools: Any) -> str:
             "prompts"
         )
     try:
-        source: str = tokenizer.get_chat_template(template, tools)
+        return str(tokenizer.get_chat_template(template, tools))
     except ValueError as error:
         raise InputError(f"{tokenizer.name_or_path}: {_reason(error)}") from None
-    return source
 
 
 def hides_tools(tokenizer: Any, template: str | None) -> bool:
     """Whether there is a chat template, and it tells the model nothing of its tools."""
-    if template is None and tokenizer.chat_template is None:
-        return False
     try:
         return not shows_tools(template_source(tokenizer, template, ["any"]))
     except InputError:
@@ -176,13 +153,7 @@ def shows_later(source: str, role: str) -> bool:
 @lru_cache(PROBED)
 def shows_several_calls(source: str) -> bool:
     """Whether a template shows every call of a message, or at least not more if they are apart."""
-    calls = [_probe_call(1), _probe_call(2)]
-    turns: list[Turn] = [
-        {"role": "user", "content": "Mark0"},
-        {"role": "assistant", "content": "", "tool_calls": calls},
-        *({"role": "tool", "content": "done", "tool_call_id": call["id"]} for call in calls),
-        {"role": "user", "content": "Mark3"},
-    ]
+    turns = [*_calling(_probe_call(1), _probe_call(2)), {"role": "user", "content": "Mark3"}]
     marks = ("Mark1", "Mark2", "Mark3")
     return _shows(source, turns, *marks) or not _shows(source, _one_call_each(turns), *marks)
 
@@ -190,14 +161,9 @@ def shows_several_calls(source: str) -> bool:
 @lru_cache(PROBED)
 def shows_thoughts_beside_text(source: str) -> bool:
     """Whether a template takes a call with both thoughts and a text, which GPT-OSS's refuses."""
-    call = _probe_call(1)
-    turns = [
-        {"role": "user", "content": "Mark0"},
-        {"role": "assistant", "content": "said", **_thought("thought"), "tool_calls": [call]},
-        {"role": "tool", "content": "done", "tool_call_id": call["id"]},
-    ]
-    alone = [turns[0], {**turns[1], "content": ""}, turns[2]]
-    return _shows(source, turns) or not _shows(source, alone)
+    call, thought = _probe_call(1), _thought("thought")
+    both, alone = _calling(call, content="said", **thought), _calling(call, **thought)
+    return _shows(source, both) or not _shows(source, alone)
 
 
 @lru_cache(PROBED)
@@ -226,32 +192,22 @@ def _knows_effort(source: str, level: str) -> bool:
 @lru_cache(PROBED)
 def shows_tools(source: str) -> bool:
     """Whether a template tells the model its tools, as far as that can be found out."""
-    function = {"name": "Mark1", "description": "Mark2", "parameters": NO_PARAMETERS}
-    tools = [{"type": "function", "function": function}]
-    turns = [{"role": "user", "content": "Mark0"}]
-    named = any(_shows(source, turns, mark, tools=tools) for mark in ("Mark1", "Mark2"))
-    return named or not _shows(source, turns, tools=tools)
+    tools = _probe_tools(description="Mark2")
+    named = any(_shows(source, PLAIN, mark, tools=tools) for mark in ("Mark1", "Mark2"))
+    return named or not _shows(source, PLAIN, tools=tools)
 
 
 @lru_cache(PROBED)
 def shows_undescribed_tools(source: str) -> bool:
     """Whether a template takes a tool without a description."""
-    function = {"name": "Mark1", "parameters": NO_PARAMETERS}
-    tools = [{"type": "function", "function": function}]
-    turns = [{"role": "user", "content": "Mark0"}]
-    return _shows(source, turns, tools=tools)
+    return _shows(source, PLAIN, tools=_probe_tools())
 
 
 @lru_cache(PROBED)
 def shows_arguments(source: str, as_text: bool) -> bool:
     """Whether a template shows the arguments of a call as text, or as an object."""
     call = _probe_call(1, "Mark2" if as_text else {"Mark2": "Mark2"})
-    turns: list[Turn] = [
-        {"role": "user", "content": "Mark0"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "done", "tool_call_id": call["id"]},
-    ]
-    return _shows(source, turns, "Mark2")
+    return _shows(source, _calling(call), "Mark2")
 
 
 def readable_object(text: str) -> dict[str, Any]:
@@ -267,6 +223,20 @@ def _probe_call(number: int, arguments: Any = NO_ARGUMENTS) -> Turn:
     """A call with an id as Mistral's templates want it."""
     function = {"name": f"Mark{number}", "arguments": arguments}
     return {"id": f"call0000{number}", "type": "function", "function": function}
+
+
+def _calling(*calls: Turn, content: str = "", **thought: Any) -> list[Turn]:
+    """A question, calls in answer to it, and the result of each."""
+    return [
+        *PLAIN,
+        {"role": "assistant", "content": content, **thought, "tool_calls": [*calls]},
+        *({"role": "tool", "content": "done", "tool_call_id": call["id"]} for call in calls),
+    ]
+
+
+def _probe_tools(**description: str) -> list[Turn]:
+    function = {"name": "Mark1", **description, "parameters": {"type": "object", "properties": {}}}
+    return [{"type": "function", "function": function}]
 
 
 def _shows(source: str, turns: Sequence[Turn], *marks: str, **variables: Any) -> bool:

@@ -54,7 +54,7 @@ EXPERTS = (".gate_up", ".down")
 
 
 @dataclass(frozen=True)
-class Group:
+class LayoutGroup:
     """A layout, and the modules for which it is meant where others would fit as well."""
 
     layout: Layout
@@ -73,7 +73,7 @@ class Group:
 class Quantization:
     """The layouts that weights of a directory may have."""
 
-    groups: tuple[Group, ...] = ()
+    groups: tuple[LayoutGroup, ...] = ()
 
     def as_stored(self, rule: TensorRule, names: Container[str]) -> TensorRule:
         """The rule for the same parameter in a file with these tensors: not all are quantized.
@@ -179,7 +179,7 @@ def quantization_of(given: Values) -> Quantization:
     return Quantization(tuple(READERS[method](given)))
 
 
-def _fp8(given: Values) -> list[Group]:
+def _fp8(given: Values) -> list[LayoutGroup]:
     """Hugging Face's own, with block-wise scales or one for a weight, and AutoFP8's."""
     numbers = given.get("fmt", "e4m3")
     if numbers != "e4m3":
@@ -190,11 +190,11 @@ def _fp8(given: Values) -> list[Group]:
     if "weight_block_size" not in given:  # which AutoFP8 does not write
         scales = scales[::-1]
     if block is None:
-        return [Group(Fp8(scales, "tensor", dynamic_activations=dynamic))]
-    return [Group(Fp8(scales, "block", _block(block), dynamic_activations=dynamic))]
+        return [LayoutGroup(Fp8(scales, "tensor", dynamic_activations=dynamic))]
+    return [LayoutGroup(Fp8(scales, "block", _block(block), dynamic_activations=dynamic))]
 
 
-def _compressed_tensors(given: Values) -> list[Group]:
+def _compressed_tensors(given: Values) -> list[LayoutGroup]:
     if given.get("transform_config"):
         raise InputError(
             "its weights are rotated (transform_config); peagle applies no transforms; vLLM does"
@@ -209,8 +209,8 @@ def _compressed_tensors(given: Values) -> list[Group]:
                 _ = [re.compile(target[3:]) for target in targets if target.startswith("re:")]
             except re.error as error:
                 raise InputError(f"quantization_config's targets {targets}: {error}") from None
-            groups.append(Group(_of_group({"format": given.get("format"), **group}), targets))
-    return [*groups, Group(fp4.COMPRESSED), Group(Fp8(("weight_scale",), "channel"))]
+            groups.append(LayoutGroup(_of_group({"format": given.get("format"), **group}), targets))
+    return [*groups, LayoutGroup(fp4.COMPRESSED), LayoutGroup(Fp8(("weight_scale",), "channel"))]
 
 
 def _of_group(group: Values) -> Layout:
@@ -251,7 +251,7 @@ ALGORITHMS: dict[str, Layout] = {
 """modelopt's, by `quant_algo`."""
 
 
-def _modelopt(given: Values) -> list[Group]:
+def _modelopt(given: Values) -> list[LayoutGroup]:
     given = {**given, **_mapping(given.get("quantization") or {})}
     if given.get("quant_algo") is None and given.get("kv_cache_quant_algo"):
         return []  # keys and values alone are quantised
@@ -265,10 +265,10 @@ def _modelopt(given: Values) -> list[Group]:
         raise InputError(f"modelopt's quant_algo {refused[0]} is not supported; {why}")
     # NVFP4 first: what tells of FP8, it has, too
     named = dict.fromkeys((fp4.MODELOPT, *(ALGORITHMS[name] for name in sorted(algorithms))))
-    return [Group(layout) for layout in (named if len(named) > 1 else (*named, Fp8()))]
+    return [LayoutGroup(layout) for layout in (named if len(named) > 1 else (*named, Fp8()))]
 
 
-def _awq(given: Values) -> list[Group]:
+def _awq(given: Values) -> list[LayoutGroup]:
     version = str(given.get("version", "gemm")).lower()
     if version != "gemm":
         raise InputError(f"AWQ of version {version} is not supported, only gemm")
@@ -276,10 +276,10 @@ def _awq(given: Values) -> list[Group]:
     bits, size = ({**older, **given}[key] for key in older)
     if bits != 4:
         raise InputError(f"AWQ of {bits} bits is not supported, only of 4")
-    return [Group(Awq(INT4, _group_size(size)))]
+    return [LayoutGroup(Awq(INT4, _group_size(size)))]
 
 
-def _gptq(given: Values) -> list[Group]:
+def _gptq(given: Values) -> list[LayoutGroup]:
     newer = given.get("checkpoint_format") == "gptq_v2"
     symmetric = bool(given.get("sym", True))
     if not symmetric and not newer:
@@ -289,10 +289,10 @@ def _gptq(given: Values) -> list[Group]:
     if given.get("dynamic"):
         raise InputError("GPTQ with rules for single modules (dynamic) is not supported")
     form, size = _integers(given.get("bits")), _group_size(given.get("group_size"))
-    return [Group(Gptq(form, size, not symmetric, less=0 if newer else 1))]
+    return [LayoutGroup(Gptq(form, size, not symmetric, less=0 if newer else 1))]
 
 
-def _auto_round(given: Values) -> list[Group]:
+def _auto_round(given: Values) -> list[LayoutGroup]:
     packing = given.get("packing_format")
     if packing != "auto_round:auto_gptq":
         raise InputError(f"auto-round of packing_format {packing} is not supported; {SUPPORTED}")
@@ -305,7 +305,7 @@ READERS = {
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,
     "modelopt_mixed": _modelopt,
-    "fbgemm_fp8": lambda _: [Group(Fp8(("weight_scale",), "channel"))],
+    "fbgemm_fp8": lambda _: [LayoutGroup(Fp8(("weight_scale",), "channel"))],
     "awq": _awq,
     "gptq": _gptq,
     "auto-round": _auto_round,

@@ -10,7 +10,7 @@ from peagle.models.decoder import Decoder, DecoderLayer
 from peagle.models.families import end_rules, layer_rules, read_values
 from peagle.models.families.config import Values
 from peagle.models.quantization import Quantization, quantization_of
-from peagle.models.weights import TensorRule, disassemble, write_shards
+from peagle.models.weights import INDEX, TensorRule, disassemble, save_tensors
 from peagle.ops.weight import weight_at
 
 
@@ -38,7 +38,7 @@ def save_target(
         for module, of_module in ((ends, end_rules(family, spec)), *heads):
             yield _tensors(module, of_module, quantization)
 
-    write_shards(directory, parts(), len(spec.layers) + 1 + len(heads))
+    _write_shards(directory, parts(), len(spec.layers) + 1 + len(heads))
     text = json.dumps(values, indent=2) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
 
@@ -49,3 +49,19 @@ def _tensors(
     """A module's weights under the file's names, each in its own format."""
     written = [quantization.as_written(rule, weight_at(module, rule.ours)) for rule in rules]
     return disassemble(module, written)
+
+
+def _write_shards(directory: Path, parts: Iterable[dict[str, Tensor]], count: int) -> None:
+    """Write each of `count` parts into a file of its own, before the next is taken, and an index.
+
+    The inverse of `read_tensors`.
+    """
+    weight_map: dict[str, str] = {}
+    size = 0
+    for number, tensors in enumerate(parts, start=1):
+        name = f"model-{number:05}-of-{count:05}.safetensors"
+        save_tensors(directory / name, tensors)
+        weight_map |= dict.fromkeys(tensors, name)
+        size += sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -26,20 +26,9 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CORRECTION = ["correction/*.json", "correction/*.safetensors"]
 """A drafter's correction, the one sub-folder that is read."""
-UNREAD = (
-    "rotary_emb.inv_freq",
-    "rotary_emb.cos_cached",
-    "rotary_emb.sin_cached",
-    ".q_scale",
-    ".k_scale",
-    ".v_scale",
-    ".kv_scale",
-    ".q_zero_point",
-    ".k_zero_point",
-    ".v_zero_point",
-    ".prob_scale",
-    ".output_scale",
-)
+UNREAD = """
+rotary_emb.inv_freq rotary_emb.cos_cached rotary_emb.sin_cached .q_scale .k_scale .v_scale .kv_scale
+.q_zero_point .k_zero_point .v_zero_point .prob_scale .output_scale"""
 """How names of tensors end that are no weights: buffers that follow from the configuration, and
 scales for a KV cache in FP8 (`models.kv_scales`)."""
 LISTED = 4
@@ -189,7 +178,8 @@ def _refuse_adapter(directory: Path) -> None:
 def safetensors_files(directory: Path) -> list[Path]:
     """The weight files of a directory, from its index if it is sharded. Pickles are never read."""
     index, whole = directory / INDEX, directory / WHOLE
-    files = [directory / name for name in _indexed(index)] if index.exists() else []
+    named = sorted(set(_weight_map(index).values())) if index.exists() else []
+    files = [directory / name for name in named]
     missing = [file.name for file in files if not os.path.exists(file)]  # a name may be too long
     if whole.exists() and whole not in files:
         if files and not missing:
@@ -208,11 +198,6 @@ def safetensors_files(directory: Path) -> list[Path]:
         hint = " (pickle files are never loaded; convert them to safetensors)" if pickled else ""
         raise InputError(f"{directory} has no .safetensors file{hint}")
     return files
-
-
-def _indexed(index: Path) -> list[str]:
-    """Names of the files in an index."""
-    return sorted(set(_weight_map(index).values()))
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -362,8 +347,8 @@ def unexpected(
     rules: Iterable[TensorRule], names: Iterable[str], ignored: Iterable[str] = ()
 ) -> list[str]:
     """The problem of a file's tensors that no rule reads; empty if there are none."""
-    read = file_names(rules) | set(ignored)
-    others = sorted(name for name in set(names) - read if not name.endswith(UNREAD))
+    read, ends = file_names(rules) | set(ignored), tuple(UNREAD.split())
+    others = sorted(name for name in set(names) - read if not name.endswith(ends))
     return [f"unexpected tensors: {shortened(others)}"] if others else []
 
 
@@ -409,19 +394,3 @@ def save_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
     mode = file.stat().st_mode
     save_file(tensors, file, metadata={"format": "pt"})  # readable by its owner alone
     file.chmod(mode)
-
-
-def write_shards(directory: Path, parts: Iterable[dict[str, Tensor]], count: int) -> None:
-    """Write each of `count` parts into a file of its own, before the next is taken, and an index.
-
-    The inverse of `read_tensors`.
-    """
-    weight_map: dict[str, str] = {}
-    size = 0
-    for number, tensors in enumerate(parts, start=1):
-        name = f"model-{number:05}-of-{count:05}.safetensors"
-        save_tensors(directory / name, tensors)
-        weight_map |= dict.fromkeys(tensors, name)
-        size += sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

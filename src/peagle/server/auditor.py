@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from peagle.async_llm import AsyncLLM, EngineClosedError
-from peagle.audit import BOUND, EXACT_BOUND, LAST, Case, Verdict
+from peagle.audit import BOUND, EXACT_BOUND, LAST, AuditCase, Finding
 from peagle.completion import Completion
 from peagle.config import SamplingParams
 from peagle.live_request import Prepared
@@ -51,7 +51,7 @@ class Auditor:
         self._llm, self._settings, self._metrics = llm, settings, metrics
         self._is_idle, self._act = is_idle, act
         self.bound = EXACT_BOUND if llm.llm.engine.facts.is_exact else BOUND
-        self._waiting: deque[tuple[float, Completion, Case]] = deque()
+        self._waiting: deque[tuple[float, Completion, AuditCase]] = deque()
         self._usual_length = 0.0
         self._idle_since = time.monotonic()
 
@@ -62,7 +62,7 @@ class Auditor:
         often = time.monotonic() - last > OFTEN and not self._waiting
         if not (suspect or often or random.random() < self._settings.audit):
             return
-        if (case := Case.of(request, done)) is None:
+        if (case := AuditCase.of(request, done)) is None:
             self._count("skipped", done)
             return
         self._waiting.append((time.monotonic(), done, case))
@@ -94,7 +94,7 @@ class Auditor:
             if not self._is_idle():
                 self._idle_since = time.monotonic()
 
-    async def _unless_disturbed(self, done: Completion, case: Case) -> bool:
+    async def _unless_disturbed(self, done: Completion, case: AuditCase) -> bool:
         """Audit, but give way to a request. Returns whether the audit came to its end."""
         work = asyncio.ensure_future(self._audit(done, case))
         try:
@@ -109,7 +109,7 @@ class Auditor:
             with contextlib.suppress(asyncio.CancelledError):
                 await work
 
-    async def _audit(self, done: Completion, case: Case) -> None:
+    async def _audit(self, done: Completion, case: AuditCase) -> None:
         verdict = case.judge(await self._llm.complete(case.scoring), self.bound)
         cause = await self._cause(case, verdict) if verdict.result == "different" else None
         self._metrics.engines[done.replica].audited = time.monotonic()
@@ -137,7 +137,7 @@ class Auditor:
     def _count(self, result: str, done: Completion) -> None:
         self._metrics.count("peagle:audited_requests", 1, result, replica=done.replica)
 
-    async def _cause(self, case: Case, verdict: Verdict) -> str:
+    async def _cause(self, case: AuditCase, verdict: Finding) -> str:
         alone = await self._llm.complete(case.replay(verdict.first, num_speculative_tokens=0))
         return case.cause(
             verdict.first, alone, await self._llm.complete(case.replay(verdict.first))
@@ -161,7 +161,7 @@ class Auditor:
         )
         request = Prepared(tokens, params, None)
         done = await self._llm.complete(request)
-        case = Case.of(request, done)
+        case = AuditCase.of(request, done)
         assert case is not None
         scored = await self._llm.complete(case.scoring)
         healthy = case.judge(scored, self.bound)
