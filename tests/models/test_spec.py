@@ -104,12 +104,6 @@ def test_every_layer_sees_and_turns_by_its_own_spec():
         assert not torch.allclose(one, other, atol=1e-3)
 
 
-def test_groups_are_alike_in_keys_window_and_rotation():
-    spec = spec_of(WIDE, NEAR, FAR, WIDE, replace(NEAR, qk_norm=False))
-    assert [group.layers for group in spec.groups] == [(0, 3), (1, 4), (2,)]
-    assert [group.attention for group in spec.groups] == [WIDE, NEAR, FAR]
-
-
 def test_layers_that_rotate_alike_share_a_table():
     rope = random_decoder(spec_of(WIDE, NEAR, FAR, WIDE)).rope
     tables = [rope.of_layers()[layer][0] for layer in range(4)]

@@ -1,7 +1,7 @@
 """What the host does to logits within a step: bias, least lengths and forms."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +41,7 @@ class LogitsProcessor:
         """
         shares = logits.split([choice.drafts + 1 for choice in choices])
         for choice, rows in zip(choices, shares, strict=True):
-            _add_bias(rows, choice.settings.logit_bias)
+            _add_bias(rows, choice.settings.params.logit_bias)
             if choice.missing > 0:
                 stops = upload(choice.settings.stop_ids, rows.device)
                 rows[: choice.missing].index_fill_(1, stops, float("-inf"))
@@ -64,12 +64,11 @@ class LogitsProcessor:
             rows.masked_fill_(mask, float("-inf"))
 
 
-def _add_bias(rows: Tensor, bias: Sequence[tuple[int, float]]) -> None:
+def _add_bias(rows: Tensor, bias: Mapping[int, float]) -> None:
     """Add to the logits of some tokens. rows: [rows, vocab]."""
     if bias:
-        tokens, values = zip(*bias, strict=True)
-        ids = upload(tokens, rows.device)
-        added = upload(values, rows.device).to(rows.dtype)
+        ids = upload([*bias], rows.device)
+        added = upload([*bias.values()], rows.device).to(rows.dtype)
         rows.index_add_(1, ids, added.expand(len(rows), -1))
 
 

@@ -227,21 +227,9 @@ class Request:
     @property
     def settings(self) -> Settings:
         """How its tokens are chosen, as a worker knows it."""
-        params = self.params
-        return Settings(
-            seed=self.seed,
-            k=self.k,
-            temperature=params.temperature,
-            top_k=max(params.top_k, 0),
-            top_p=params.top_p,
-            min_p=params.min_p,
-            penalties=params.penalties,
-            penalized=params.penalized,
-            logit_bias=tuple(params.logit_bias.items()),
-            stop_ids=tuple(sorted(self.stop_ids)),
-            logprobs=params.logprobs,
-            constraint=None if self.constraint is None else self.id,
-        )
+        ends = tuple(sorted(self.stop_ids))
+        bound = None if self.constraint is None else self.id
+        return Settings(self.params, self.seed, self.k, ends, bound)
 
     def admit(self, row: int, blocks: HeldBlocks, computed: int) -> Begin:
         """Start to run in a row of the request table, after a prefix that is computed."""

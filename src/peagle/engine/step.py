@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from peagle.config import SamplingParams
+
 MOST_UNSEEN = 256
 """Most positions with the target's keys that wait for a drafter while a request goes on without
 drafts. Before they are more, one pass of the drafter catches up."""
@@ -18,25 +20,19 @@ drafts. Before they are more, one pass of the drafter catches up."""
 class Settings:
     """How a request's tokens are chosen."""
 
+    params: SamplingParams
     seed: int
     k: int
     """Most drafts in a cycle."""
-    temperature: float
-    top_k: int
-    """0: all tokens."""
-    top_p: float
-    min_p: float
-    penalties: tuple[float, float, float]
-    """Repetition, presence and frequency."""
-    penalized: bool
-    logit_bias: tuple[tuple[int, float], ...]
-    """(token id, what is added to its logit)"""
     stop_ids: tuple[int, ...]
     """Tokens that end the output, ascending."""
-    logprobs: int | None
-    """How many likely tokens are told for each that is chosen; None: nothing is."""
     constraint: str | None
     """The request whose constraint the host follows; None: there is none."""
+
+    @property
+    def top_k(self) -> int:
+        """0: all tokens."""
+        return max(self.params.top_k, 0)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The causal transformer: architecture only. Attention and its KV memory are the caller's."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -12,7 +12,6 @@ from peagle.models.spec import (
     ClampedSwiGLU,
     DecoderSpec,
     FeedForwardSpec,
-    LayerGroup,
     LayerSpec,
     MixtureSpec,
     MLPSpec,
@@ -281,19 +280,19 @@ class RopeTables(nn.Module):
     """The rotations of every position, one table for all layers that rotate alike; a recurrence has
     none."""
 
-    def __init__(self, groups: Iterable[LayerGroup], length: int) -> None:
+    def __init__(self, layers: Mapping[int, AttentionSpec], length: int) -> None:
+        """layers: those that attend, by their place."""
         super().__init__()
         names: dict[tuple[RopeConfig, int], str] = {}
-        of_layers: dict[int, str] = {}
-        for group in groups:
-            key = group.attention.rope, group.attention.head_dim
+        self._of_layers: dict[int, str] = {}
+        for layer, heads in layers.items():
+            key = heads.rope, heads.head_dim
             if key not in names:
                 names[key] = f"table{len(names)}"
                 self.register_buffer(names[key], rope_table(*key, length), persistent=False)
-                scales = query_scales(group.attention.rope, length)
+                scales = query_scales(heads.rope, length)
                 self.register_buffer(f"{names[key]}_scales", scales, persistent=False)
-            of_layers |= dict.fromkeys(group.layers, names[key])
-        self._of_layers = of_layers
+            self._of_layers[layer] = names[key]
 
     def of_layers(self) -> dict[int, tuple[Tensor, Tensor | None]]:
         """By layer, [positions, 2, width] of `rope_table`, and [positions] of `query_scales`."""
@@ -318,7 +317,7 @@ class Decoder(Ends):
         super().__init__(spec, max_length)
         self.layers = nn.ModuleList(decoder_layer(each, spec.hidden_size) for each in spec.layers)
         self.norm = RMSNorm(spec.hidden_size, spec.norm.eps)
-        self.rope = RopeTables(spec.groups, self.max_length)
+        self.rope = RopeTables(spec.attention, self.max_length)
         factor = spec.embedding_scale
         scale = None if factor is None else torch.tensor(factor, device="cpu")
         self.register_buffer("embedding_scale", scale, persistent=False)

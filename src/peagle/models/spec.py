@@ -171,16 +171,6 @@ class LayerSpec:
 
 
 @dataclass(frozen=True)
-class LayerGroup:
-    """Layers that are alike in the shape of their keys and values, window and rotation."""
-
-    attention: AttentionSpec
-    """The first one's."""
-    layers: tuple[int, ...]
-    """Ascending."""
-
-
-@dataclass(frozen=True)
 class DecoderSpec:
     """A causal transformer: token embeddings, layers, a final norm and a head."""
 
@@ -213,14 +203,3 @@ class DecoderSpec:
         """The layers that are recurrences, likewise."""
         each = ((index, layer.mixer) for index, layer in enumerate(self.layers))
         return {index: heads for index, heads in each if isinstance(heads, DeltaHeads)}
-
-    @cached_property
-    def groups(self) -> tuple[LayerGroup, ...]:
-        """The layers that attend, in the order in which each group has its first."""
-        members: dict[tuple[object, ...], list[int]] = {}
-        for index, heads in self.attention.items():
-            key = (heads.num_kv_heads, heads.head_dim, heads.window, heads.rope)
-            members.setdefault(key, []).append(index)
-        return tuple(
-            LayerGroup(self.attention[layers[0]], tuple(layers)) for layers in members.values()
-        )

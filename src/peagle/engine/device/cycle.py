@@ -4,7 +4,7 @@ Nothing here may depend on a value that only the device knows, so all requests o
 same number of drafts, and one that wants fewer accepts fewer.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -59,21 +59,14 @@ class DeviceProposerRows:
     state: CycleState
     requests: Tensor
     """[requests] rows of the state's tables."""
-    shape: CycleShape
+    drafts: int
+    pending: int
+    nodes: int
+    """As in `CycleShape`."""
     race: Race
     history: History | None
     own: bool = False
     """Whether the state is that of these requests alone."""
-
-    @property
-    def drafts(self) -> int:
-        """As `ProposerRows`."""
-        return self.shape.drafts
-
-    @property
-    def nodes(self) -> int:
-        """As `ProposerRows`."""
-        return self.shape.nodes
 
     @property
     def texts(self) -> Texts:
@@ -90,13 +83,13 @@ class DeviceProposerRows:
 
     def unbranched(self) -> Tensor:
         """As `ProposerRows`."""
-        return find_unbranched(self.state, self.requests, self.shape.nodes)
+        return find_unbranched(self.state, self.requests, self.nodes)
 
     def run(self, masks: int, first: Tensor | None = None) -> Hidden:
         """As `ProposerRows`."""
         network, models = self.models.network, self.models
         assert network is not None
-        given = self.state, self.requests, self.shape.pending, masks
+        given = self.state, self.requests, self.pending, masks
         inputs = draft_inputs(*given, network.norms)
         return network.run(inputs, models.open_network(inputs.rows), first)
 
@@ -117,8 +110,7 @@ class DeviceProposerRows:
             computed=state.computed.index_select(0, requests),
             pending=torch.ones_like(places),
         )
-        shape = replace(self.shape, pending=1)
-        return replace(self, state=state, requests=places, shape=shape, own=True)
+        return replace(self, state=state, requests=places, pending=1, own=True)
 
 
 class DeviceBatch:
@@ -137,7 +129,7 @@ class DeviceBatch:
             return Draft(requests.new_empty(len(requests), 0))
         assert side.proposer is not None, "whatever has drafts has a proposer"
         race = Race(side.sampling, side.state.computed, requests)
-        given = side.models, side.state, requests, self._shape, race, side.history
+        given = side.models, side.state, requests, *astuple(self._shape), race, side.history
         draft = side.proposer.propose(DeviceProposerRows(*given))
         if draft.source is not None:
             side.state.results[:, -1].index_copy_(0, requests, draft.source.used.long())

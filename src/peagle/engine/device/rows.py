@@ -121,7 +121,7 @@ class DeviceRows:
     def _count_tokens(self, chunks: Sequence[PromptChunk]) -> None:
         """Count the tokens of requests with penalties."""
         for begin in (self._begun[chunk.row] for chunk in chunks):
-            if begin.settings.penalized:
+            if begin.settings.params.penalized:
                 known = upload(begin.tokens, self.state.computed.device)
                 prompt, output = known[: begin.prompt_length], known[begin.prompt_length :]
                 self.state.penalties.begin(begin.row, prompt, output)
@@ -157,5 +157,6 @@ def _whole_numbers(chunk: PromptChunk, settings: Settings) -> tuple[int, ...]:
 
 
 def _real_numbers(settings: Settings) -> tuple[float, ...]:
-    numbers = (settings.temperature, settings.top_p, settings.min_p, *settings.penalties)
+    params = settings.params
+    numbers = (params.temperature, params.top_p, params.min_p, *params.penalties)
     return tuple(map(float, numbers))

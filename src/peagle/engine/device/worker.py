@@ -272,7 +272,7 @@ class DeviceWorker:
         choices = [Choice(self._rows.settings(item.row), drafts, item.missing) for item in work]
         rows = logits[: len(work) * (drafts + 1)]
         for item, choice, share in zip(work, choices, rows.split(drafts + 1), strict=True):
-            if choice.settings.logprobs is not None:
+            if choice.settings.params.logprobs is not None:
                 kept[item.row] = share.clone()
         self._processor.edit(rows, choices, proposed)
 
@@ -342,7 +342,7 @@ class DeviceWorker:
     ) -> dict[int, tuple[TokenLogprobs, ...]]:
         """Log-probabilities by table row."""
         asked = [row for row in logits if row in tokens]  # not those of refused chunks
-        tops = [self._rows.settings(row).logprobs for row in asked]
+        tops = [self._rows.settings(row).params.logprobs for row in asked]
         scores = output_logprobs(
             tops, [logits[row] for row in asked], [tokens[row] for row in asked]
         )

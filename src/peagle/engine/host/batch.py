@@ -190,7 +190,7 @@ class HostBatch:
         counts = path.accepted.tolist()
         emitted = [own[: n + 1] for own, n in zip(path.chosen.tolist(), counts, strict=True)]
         shares = logits.split([part.drafts + 1 for part in sampled])
-        tops = [part.request.settings.logprobs for part in sampled]
+        tops = [part.request.settings.params.logprobs for part in sampled]
         scores = output_logprobs(tops, shares, emitted)
         if path.rows is None:
             rows = [range(count + 1) for count in counts]

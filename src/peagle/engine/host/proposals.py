@@ -133,7 +133,7 @@ class HostProposals:
 def race_of(requests: Sequence[Row]) -> Race | None:
     """The draws that the requests' drafts are for; None where all are greedy."""
     settings = [request.settings for request in requests]
-    if all(each.temperature == 0 for each in settings):
+    if all(each.params.temperature == 0 for each in settings):
         return None
     newest = torch.tensor([len(request.tokens) - 1 for request in requests])
     return Race(sampling_of(settings, newest.device), newest, torch.arange(len(requests)))

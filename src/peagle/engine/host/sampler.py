@@ -41,11 +41,11 @@ def choose(
     depths: how far behind a request's known tokens each row's token is, where drafts branch; None:
     0, 1, 2 ... of each request.
     """
-    if any(item.hosted or item.settings.penalized for item in work):
+    if any(item.hosted or item.settings.params.penalized for item in work):
         logits = logits.clone()
         processor.edit(logits, work, Download(drafts))
         _penalize(logits, work, drafts)
-    if all(item.settings.temperature == 0 for item in work):
+    if all(item.settings.params.temperature == 0 for item in work):
         return argmax(logits)
     behind = depths or [i for item in work for i in range(item.drafts + 1)]
     known = [len(item.tokens) for item in work for _ in range(item.drafts + 1)]
@@ -62,9 +62,9 @@ def _penalize(logits: Tensor, work: Sequence[SampledRows], drafts: Tensor) -> No
     shares = logits.split([item.drafts + 1 for item in work])
     proposals = drafts.split([item.drafts for item in work])
     for item, rows, proposed in zip(work, shares, proposals, strict=True):
-        if item.settings.penalized:
+        if item.settings.params.penalized:
             penalties = Penalties.none(1, rows.shape[1], rows.device)
-            penalties.rates[0] = torch.tensor(item.settings.penalties)
+            penalties.rates[0] = torch.tensor(item.settings.params.penalties)
             known = torch.tensor(item.tokens, device=rows.device)
             penalties.begin(0, known[: item.prompt_length], known[item.prompt_length :])
             alone = torch.zeros(1, dtype=torch.int64, device=rows.device)
@@ -74,9 +74,9 @@ def _penalize(logits: Tensor, work: Sequence[SampledRows], drafts: Tensor) -> No
 def sampling_of(settings: Sequence[Settings], device: torch.device) -> Sampling:
     """How each of some rows samples."""
     return Sampling(
-        temperature=torch.tensor([s.temperature for s in settings], device=device),
+        temperature=torch.tensor([s.params.temperature for s in settings], device=device),
         top_k=torch.tensor([s.top_k for s in settings], device=device),
-        top_p=torch.tensor([s.top_p for s in settings], device=device),
-        min_p=torch.tensor([s.min_p for s in settings], device=device),
+        top_p=torch.tensor([s.params.top_p for s in settings], device=device),
+        min_p=torch.tensor([s.params.min_p for s in settings], device=device),
         seeds=torch.tensor([s.seed for s in settings], device=device),
     )
