@@ -54,32 +54,24 @@ WHOLE_MODEL = "it is a whole language model, not a drafter; give it as the targe
 
 def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -> list[TensorRule]:
     """Every tensor of a drafter's file except d2t, t2d and the `shared` ones."""
-    shape = config.transformer
-    rules = [
-        TensorRule("embed.weight", (EMBEDDINGS,), (shape.vocab_size,)),
-        TensorRule("readout.head.weight", (HEAD,), (config.draft_vocab_size,)),
-        TensorRule("fc.weight", ("fc.weight",), (shape.hidden_size,)),
-        TensorRule("readout.norm.weight", ("norm.weight",), (shape.hidden_size,)),
-        TensorRule(
-            "first.hidden_norm.weight", ("layers.0.hidden_norm.weight",), (shape.hidden_size,)
-        ),
-    ]
+    shape, width = config.transformer, config.transformer.hidden_size
+    sizes = {
+        ("embed.weight", EMBEDDINGS): shape.vocab_size,
+        ("readout.head.weight", HEAD): config.draft_vocab_size,
+        ("fc.weight", "fc.weight"): width,
+        ("readout.norm.weight", "norm.weight"): width,
+        ("first.hidden_norm.weight", "layers.0.hidden_norm.weight"): width,
+    }
+    if config.norm_before_fc:
+        sizes["feature_norm.weight", "input_norm.weight"] = config.feature_size
+    for i in range(len(config.taps) if config.fc_norm else 0):
+        sizes[f"tap_norms.{i}.weight", f"fc_norm.{i}.weight"] = config.target_hidden_size
+    if config.kind is PEAGLE:
+        sizes[MASK_HIDDEN, MASK_HIDDEN] = config.feature_size
+    rules = [TensorRule(ours, (theirs,), (size,)) for (ours, theirs), size in sizes.items()]
     for index, layer in enumerate(shape.layers):
         place = Place(f"rest.{index - 1}" if index else "first", f"layers.{index}")
-        rules += layer_tensors(layer, shape.hidden_size, place)
-    if config.norm_before_fc:
-        rules.append(
-            TensorRule("feature_norm.weight", ("input_norm.weight",), (config.feature_size,))
-        )
-    if config.fc_norm:
-        rules += [
-            TensorRule(
-                f"tap_norms.{i}.weight", (f"fc_norm.{i}.weight",), (config.target_hidden_size,)
-            )
-            for i in range(len(config.taps))
-        ]
-    if config.kind is PEAGLE:
-        rules.append(TensorRule("mask_hidden", (MASK_HIDDEN,), (config.feature_size,)))
+        rules += layer_tensors(layer, width, place)
     return [rule for rule in rules if rule.theirs[0] not in shared]
 
 

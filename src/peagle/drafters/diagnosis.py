@@ -112,14 +112,10 @@ def _diagnose_block(
     transformer = config.transformer
     sees = {each.causal: None for each in transformer.attention.values()}
     way = " and ".join("causal" if causal else "both ways" for causal in sees)
+    taps = _listed(config.taps)
     facts = {
+        **_size_facts(config, f"{_window_fact(transformer)}, blocks seen {way}", taps),
         "method": _method(config.kind) + (", version 2" if config.conv is not None else ""),
-        "layers": f"{len(transformer.layers)}{_window_fact(transformer)}, blocks seen {way}",
-        "hidden size": f"{transformer.hidden_size} (target {config.target_hidden_size})",
-        "vocabulary": f"{transformer.vocab_size:,}",
-        "draft vocabulary": f"{config.draft_vocab_size:,}",
-        "aux layers": _listed(config.taps),
-        "mask token id": str(config.mask_token_id),
         "block": f"{config.block_size} rows, so K is at most {config.most_tokens}",
         **_weight_facts(tensors),
     }
@@ -220,18 +216,27 @@ def _tensor_problems(
 
 
 def _config_facts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    shape, qk_norm = config.transformer, config.attention.qk_norm
-    style = "Qwen3" if qk_norm else "Llama"
+    style = "Qwen3" if config.attention.qk_norm else "Llama"
+    return {
+        **_size_facts(
+            config, f", {style}-style{_window_fact(config.transformer)}", _taps_fact(config)
+        ),
+        "trained for K": "not stated" if not config.trained_tokens else str(config.trained_tokens),
+        "correction": _correction(config),
+    }
+
+
+def _size_facts(config: HeadConfig, layers: str, taps: str) -> dict[str, str]:
+    """What is told of every head. layers: what of its layers beside their number."""
+    shape, mask = config.transformer, config.mask_token_id
     return {
         "method": _method(config.kind),
-        "layers": f"{len(shape.layers)}, {style}-style{_window_fact(shape)}",
+        "layers": f"{len(shape.layers)}{layers}",
         "hidden size": f"{shape.hidden_size} (target {config.target_hidden_size})",
         "vocabulary": f"{shape.vocab_size:,}",
         "draft vocabulary": f"{config.draft_vocab_size:,}",
-        "aux layers": _taps_fact(config),
-        "mask token id": "none" if config.mask_token_id is None else str(config.mask_token_id),
-        "trained for K": "not stated" if not config.trained_tokens else str(config.trained_tokens),
-        "correction": _correction(config),
+        "aux layers": taps,
+        "mask token id": "none" if mask is None else str(mask),
     }
 
 

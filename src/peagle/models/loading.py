@@ -56,10 +56,8 @@ def load_decoder(
     """
     target = _Target.read(directory, lora)
     check_length(target.spec, max_length or 1)
-    with torch.device("meta"):
-        decoder = Decoder(target.spec, max_length)
-    tensors = read_tensors(directory)
-    rules = target.as_stored(decoder_rules(target.family, target.spec), tensors)
+    decoder, tensors = target.without_values(max_length), read_tensors(directory)
+    rules = target.rules(tensors)
     require_memory(bytes_of(rules, decoder, dtype), device, f"the weights of {directory}")
     return target.filled(decoder, rules, tensors, dtype, device)
 
@@ -78,9 +76,7 @@ def check_decoder(directory: Path, lora: str | None = None) -> None:
     lora: as in `load_decoder`, whose `InputError`s are raised except for NaN or infinite values.
     """
     target, tensors = _Target.read(directory, lora), read_tensors(directory)
-    with torch.device("meta"):
-        decoder = Decoder(target.spec, 1)
-    rules = target.as_stored(decoder_rules(target.family, target.spec), tensors)
+    decoder, rules = target.without_values(1), target.rules(tensors)
     with about(directory):
         refuse(mismatches(decoder, rules, tensors, target.ignored(tensors)))
 
@@ -97,8 +93,7 @@ def load_ends(
     Takes and raises what `load_decoder` does.
     """
     target, names = _Target.read(directory, lora), tensor_names(directory)
-    with torch.device("meta"):
-        decoder = Decoder(target.spec, max_length)
+    decoder = target.without_values(max_length)
     decoder.layers = nn.ModuleList()
     rules = target.as_stored(end_rules(target.family, target.spec), names)
     tensors = read_tensors(directory, file_names(rules))
@@ -114,9 +109,8 @@ def load_layers(
     """
     target, names = _Target.read(directory, lora), tensor_names(directory)
     family, spec = target.family, target.spec
-    rules = target.as_stored(decoder_rules(family, spec), names)
     with about(directory):
-        refuse(unexpected(rules, names, target.ignored(names)))
+        refuse(unexpected(target.rules(names), names, target.ignored(names)))
     for index, of_layer in enumerate(spec.layers):
         rules = target.as_stored(layer_rules(family, spec, index, "0"), names)
         with torch.device("meta"):
@@ -143,15 +137,10 @@ def stored_bytes(directory: Path, dtype: torch.dtype) -> Stored:
     Where there are none, as of one on the hub whose files are not fetched, nothing is packed.
     """
     target = _Target(directory, *read_family(directory), read_quantization(directory))
-    with torch.device("meta"):
-        decoder = Decoder(target.spec, 1)
-    every = decoder_rules(target.family, target.spec)
-    rules = target.as_stored(every, known_names(directory))
+    decoder, rules = target.without_values(1), target.rules(known_names(directory))
     of_ends = {rule.ours for rule in end_rules(target.family, target.spec)}
-    parts = (
-        [rule for rule in rules if (rule.ours in of_ends) == is_end] for is_end in (True, False)
-    )
-    return Stored(*(bytes_of(part, decoder, dtype) for part in parts))
+    ends = bytes_of((rule for rule in rules if rule.ours in of_ends), decoder, dtype)
+    return Stored(ends, bytes_of(rules, decoder, dtype) - ends)
 
 
 @dataclass(frozen=True)
@@ -183,12 +172,20 @@ class _Target:
                 stacklevel=3,
             )
             spec = replace(spec, tie_word_embeddings=False)
-        if lora is None:
-            return cls(directory, family, spec, quantization)
-        adapter = Adapter.read(lora)
+        adapter = None if lora is None else Adapter.read(lora)
         target = cls(directory, family, spec, quantization, adapter)
-        adapter.check(target.as_stored(decoder_rules(family, spec), tensor_names(directory)))
+        if adapter is not None:
+            adapter.check(target.rules(tensor_names(directory)))
         return target
+
+    def without_values(self, max_length: int | None) -> Decoder:
+        """A decoder whose weights are still to be read."""
+        with torch.device("meta"):
+            return Decoder(self.spec, max_length)
+
+    def rules(self, names: Container[str]) -> list[TensorRule]:
+        """All rules for a file with these tensors."""
+        return self.as_stored(decoder_rules(self.family, self.spec), names)
 
     def adapted(self, name: str, tensor: Tensor) -> Tensor:
         """A tensor of its files, with what the adapter adds."""
