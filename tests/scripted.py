@@ -21,7 +21,8 @@ from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DraftModel
 from peagle.engine.engine import Engine
 from peagle.engine.host.proposals import HostProposerRows
-from peagle.engine.host.sampler import SampledRows, choose
+from peagle.engine.host.rows import RequestRows
+from peagle.engine.host.sampler import choose
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.ops.draft import Draft
 
@@ -45,14 +46,14 @@ class Script:
     def choose(
         self,
         logits: Tensor,
-        work: Sequence[SampledRows],
+        work: Sequence[RequestRows],
         drafts: Tensor,
         processor: LogitsProcessor,
         depths: None,
     ) -> Tensor:
         """In place of the sampler's: the same with the script's tokens as the likeliest."""
-        places = [len(item.tokens) + i for item in work for i in range(item.drafts + 1)]
-        self.start = work[0].prompt_length
+        places = [len(item.request.tokens) + i for item in work for i in range(item.drafts + 1)]
+        self.start = work[0].request.prompt_length
         wanted = torch.full_like(logits, -50.0)
         wanted[torch.arange(len(places)), torch.tensor([self.at(place) for place in places])] = 50.0
         return choose(wanted, work, drafts, processor)

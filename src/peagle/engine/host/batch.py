@@ -67,14 +67,15 @@ class HostBatch:
 
     def draft(self) -> Draft:
         """Drafts of the requests whose rows are sampled; `NO_DRAFT` where one has fewer."""
-        sampled = [part for part in self._parts if part.completes]
+        sampled = [part for part in self._parts if part.item.completes]
         if self._side.proposals is not None:
             self._proposals = self._side.proposals.propose(sampled, self._step.nodes)
         draft = self._joined(len(sampled))
         counts = self._counts(draft)
         kept = iter(counts)
         self._parts = [
-            replace(part, drafts=next(kept)) if part.completes else part for part in self._parts
+            replace(part, drafts=next(kept)) if part.item.completes else part
+            for part in self._parts
         ]
         return draft
 
@@ -117,7 +118,7 @@ class HostBatch:
         for part in self._parts:
             tokens += part.known
             places += range(len(tokens), len(tokens) + part.drafts)
-            if part.completes:
+            if part.item.completes:
                 sampled += range(len(tokens) - 1, len(tokens) + part.drafts)
             tokens += [0] * part.drafts
         device = self._side.device
@@ -146,17 +147,16 @@ class HostBatch:
 
     def accept(self, draft: Draft, verified: Verified) -> Path:
         """Choose a token after each sampled row, and follow the choices."""
-        sampled = [part for part in self._parts if part.completes]
+        sampled = [part for part in self._parts if part.item.completes]
         if not sampled:
             return Path(draft.tokens, draft.tokens.new_empty(0, 1))
         depths = None if draft.tree is None else draft.tree.depths[0].tolist()
-        rows, drafts = [part.sampled for part in sampled], self._flat(draft)
-        chosen = choose(verified.logits, rows, drafts, self._side.processor, depths)
+        chosen = choose(verified.logits, sampled, self._flat(draft), self._side.processor, depths)
         counts = [part.drafts + 1 for part in sampled]
         padded = chosen.new_full((len(counts), draft.tokens.shape[1] + 1), -1)
         for row, own in zip(padded, chosen.split(counts), strict=True):
             row[: len(own)] = own
-        requests = torch.tensor([part.row for part in sampled], device=chosen.device)
+        requests = torch.tensor([part.item.row for part in sampled], device=chosen.device)
         return self._side.accept(draft, padded, requests)
 
     def commit(self, draft: Draft, path: Path, verified: Verified) -> None:
@@ -166,27 +166,27 @@ class HostBatch:
         if draft.tree is not None:
             self._straighten(path)
         if self._side.memory.states is not None:
-            rows, device = [part.row for part in self._parts], self._side.device
+            rows, device = [part.item.row for part in self._parts], self._side.device
             accepted = [len(decision.rows) - 1 for decision in decisions]
             self._side.memory.states.commit(upload(rows, device), upload(accepted, device))
         if self._side.proposals is not None:
             self._side.proposals.learn(self._proposals, path)
         self.results = tuple(
             Result(
-                part.row,
+                part.item.row,
                 decision.tokens,
                 len(decision.tokens[1:]),
                 min(part.drafts, draft.depth),
                 pending=self._keep(part, decision, features),
                 logprobs=decision.logprobs,
-                prompt_logprobs=self._prompts.get(part.row, ()),
+                prompt_logprobs=self._prompts.get(part.item.row, ()),
             )
             for part, decision, features in zip(self._parts, decisions, kept, strict=True)
         )
 
     def _decisions(self, path: Path, logits: Tensor) -> list[Decision]:
         """What was decided on each part. logits: [sampled rows, vocab]."""
-        sampled = [part for part in self._parts if part.completes]
+        sampled = [part for part in self._parts if part.item.completes]
         counts = path.accepted.tolist()
         emitted = [own[: n + 1] for own, n in zip(path.chosen.tolist(), counts, strict=True)]
         shares = logits.split([part.drafts + 1 for part in sampled])
@@ -197,13 +197,15 @@ class HostBatch:
         else:
             rows = [own[: n + 1] for own, n in zip(path.rows.tolist(), counts, strict=True)]
         made = iter(map(Decision, map(tuple, emitted), map(tuple, rows), scores))
-        return [next(made) if part.completes else UNDECIDED for part in self._parts]
+        return [next(made) if part.item.completes else UNDECIDED for part in self._parts]
 
     def _straighten(self, path: Path) -> None:
         """Move the keys of a tree's accepted path to where they would be without branches."""
         assert path.rows is not None
         memory, part, device = self._side.memory, self._parts[0], self._side.device
-        row, start = (torch.tensor([each], device=device) for each in (part.row, part.start))
+        row, start = (
+            torch.tensor([each], device=device) for each in (part.item.row, part.item.start)
+        )
         for tensor, slots in memory.target_cache.tensors:
             compact(tensor, slots, row, start, memory.table.limits, path.rows)
 
@@ -226,9 +228,9 @@ class HostBatch:
         if part.drafts:
             request.forget(request.unseen)
         if history is not None:
-            history.write(part.row, len(request.tokens), decision.tokens)
+            history.write(part.item.row, len(request.tokens), decision.tokens)
         request.tokens += decision.tokens
-        request.computed = part.start + len(part.known) + len(decision.rows) - 1
+        request.computed = part.item.start + len(part.known) + len(decision.rows) - 1
         if features is not None:
             request.keep(features)
         return request.unseen

@@ -110,9 +110,9 @@ class HostProposals:
     def _rows(self, parts: Sequence[RequestRows], drafts: int, nodes: int) -> HostProposerRows:
         known, history = None, None
         if self.network is not None:
-            known = self._known([(p.row, p.request, p.request.unseen) for p in parts])
+            known = self._known([(p.item.row, p.request, p.request.unseen) for p in parts])
         if self.history is not None:
-            rows, counts = zip(*((p.row, len(p.request.tokens)) for p in parts), strict=True)
+            rows, counts = zip(*((p.item.row, len(p.request.tokens)) for p in parts), strict=True)
             history = self.history.of(torch.tensor(rows), torch.tensor(counts))
         race = race_of([part.request for part in parts])
         return HostProposerRows(drafts, nodes, race, self.network, known, history)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from peagle.engine.host.sampler import SampledRows
 from peagle.engine.spans import Span
 from peagle.engine.step import Begin, Cycle, PromptChunk, Settings
 
@@ -50,36 +49,19 @@ class Row:
 class RequestRows:
     """A request's rows in the target's pass: known tokens, then drafts."""
 
-    row: int
+    item: PromptChunk | Cycle
     request: Row
-    start: int
     known: tuple[int, ...]
     drafts: int
-    of_prompt: bool
-    """Whether it is a chunk of known tokens."""
-    completes: bool
-    """Whether the last known token's row and the drafts' are sampled."""
-    hosted: bool
-    missing: int
 
     @classmethod
     def of(cls, item: PromptChunk | Cycle, request: Row) -> "RequestRows":
         """An item of a step."""
-        if of_prompt := isinstance(item, PromptChunk):
-            known, drafts = item.tokens, 0
-        else:
-            known, drafts = (request.tokens[item.start],), item.drafts
-        about = of_prompt, item.completes, item.hosted, item.missing
-        return cls(item.row, request, item.start, known, drafts, *about)
+        if isinstance(item, PromptChunk):
+            return cls(item, request, item.tokens, 0)
+        return cls(item, request, (request.tokens[item.start],), item.drafts)
 
     @property
     def span(self) -> Span:
         """Its positions."""
-        return Span(self.row, self.start, len(self.known) + self.drafts)
-
-    @property
-    def sampled(self) -> SampledRows:
-        """Its sampled rows."""
-        request = self.request
-        known = request.tokens, request.prompt_length
-        return SampledRows(request.settings, self.drafts, self.missing, *known, self.hosted)
+        return Span(self.item.row, self.item.start, len(self.known) + self.drafts)

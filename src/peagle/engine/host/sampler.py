@@ -2,11 +2,11 @@
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from peagle.engine.host.rows import RequestRows
 from peagle.engine.logits_processor import Choice, LogitsProcessor
 from peagle.engine.step import Settings
 from peagle.ops.argmax import argmax
@@ -18,20 +18,9 @@ AT_ONCE = 32
 """Rows that are sampled together: each takes 60 bytes a token of the vocabulary meanwhile."""
 
 
-@dataclass(frozen=True)
-class SampledRows(Choice):
-    """One request's rows, and what came before them."""
-
-    tokens: Sequence[int]
-    """All that are known; the first row follows the last of them."""
-    prompt_length: int
-    hosted: bool
-    """Whether its logits are edited first."""
-
-
 def choose(
     logits: Tensor,
-    work: Sequence[SampledRows],
+    work: Sequence[RequestRows],
     drafts: Tensor,
     processor: LogitsProcessor,
     depths: Sequence[int] | None = None,
@@ -41,32 +30,36 @@ def choose(
     depths: how far behind a request's known tokens each row's token is, where drafts branch; None:
     0, 1, 2 ... of each request.
     """
-    if any(item.hosted or item.settings.params.penalized for item in work):
+    each = [part.request.settings for part in work]
+    if any(part.item.hosted for part in work) or any(own.params.penalized for own in each):
         logits = logits.clone()
-        processor.edit(logits, work, Download(drafts))
+        counts = [(part.drafts, part.item.missing) for part in work]
+        choices = [Choice(own, *count) for own, count in zip(each, counts, strict=True)]
+        processor.edit(logits, choices, Download(drafts))
         _penalize(logits, work, drafts)
-    if all(item.settings.params.temperature == 0 for item in work):
+    if all(own.params.temperature == 0 for own in each):
         return argmax(logits)
     behind = depths or [i for item in work for i in range(item.drafts + 1)]
-    known = [len(item.tokens) for item in work for _ in range(item.drafts + 1)]
+    known = [len(item.request.tokens) for item in work for _ in range(item.drafts + 1)]
     places = [*map(operator.add, known, behind)]
     positions = upload(places, logits.device).split(AT_ONCE)
-    each = [settings for item in work for settings in [item.settings] * (item.drafts + 1)]
+    each = [own for part in work for own in [part.request.settings] * (part.drafts + 1)]
     settings = sampling_of(each, logits.device).split(AT_ONCE)
     rows = logits.split(AT_ONCE)
     return torch.cat([sample(*part) for part in zip(rows, settings, positions, strict=True)])
 
 
-def _penalize(logits: Tensor, work: Sequence[SampledRows], drafts: Tensor) -> None:
+def _penalize(logits: Tensor, work: Sequence[RequestRows], drafts: Tensor) -> None:
     """Penalize in place. logits, drafts: as in `choose`."""
     shares = logits.split([item.drafts + 1 for item in work])
     proposals = drafts.split([item.drafts for item in work])
     for item, rows, proposed in zip(work, shares, proposals, strict=True):
-        if item.settings.params.penalized:
+        request = item.request
+        if request.settings.params.penalized:
             penalties = Penalties.none(1, rows.shape[1], rows.device)
-            penalties.rates[0] = torch.tensor(item.settings.params.penalties)
-            known = torch.tensor(item.tokens, device=rows.device)
-            penalties.begin(0, known[: item.prompt_length], known[item.prompt_length :])
+            penalties.rates[0] = torch.tensor(request.settings.params.penalties)
+            known = torch.tensor(request.tokens, device=rows.device)
+            penalties.begin(0, known[: request.prompt_length], known[request.prompt_length :])
             alone = torch.zeros(1, dtype=torch.int64, device=rows.device)
             penalize(rows, proposed[None], penalties, alone)
 

@@ -15,7 +15,7 @@ from peagle.engine.host.proposals import HostProposals
 from peagle.engine.host.rows import RequestRows, Row
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.request_memory import RequestMemory
-from peagle.engine.step import MOST_UNSEEN, CycleTime, Outcome, Step
+from peagle.engine.step import MOST_UNSEEN, CycleTime, Outcome, PromptChunk, Step
 from peagle.models.decoder import Decoder
 
 
@@ -69,7 +69,7 @@ class HostWorker:
         parts = [RequestRows.of(item, self._rows[item.row]) for item in step.work]
         try:
             behind = [part for part in parts if self._is_behind(part)]
-            self._catch_up([(p.row, p.request, p.request.unseen - 1) for p in behind])
+            self._catch_up([(p.item.row, p.request, p.request.unseen - 1) for p in behind])
             started = time.perf_counter()
             batch = HostBatch(self._side, step, parts)
             run_cycle(batch)
@@ -103,7 +103,7 @@ class HostWorker:
 
         It follows a prompt chunk by chunk: the prefix cache knows blocks that it has seen.
         """
-        follows = part.of_prompt or part.drafts
+        follows = isinstance(part.item, PromptChunk) or part.drafts
         most = self._most_pending if follows else MOST_UNSEEN - part.span.count
         return part.request.unseen > max(most, 1)
 
