@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from peagle.audit import EXACT_BOUND, AuditCase, Finding
-from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
+from peagle.config import EngineConfig, SamplingParams
 from peagle.engine.kv_cache import KVCache
 from peagle.errors import InputError
 from peagle.live_request import Prepared
 from peagle.llm import LLM
 from peagle.pair import bundled
+from peagle.speculative_config import SpeculativeConfig
 
 PROMPTS = [
     "def fibonacci(n):\n    ",

@@ -154,7 +154,7 @@ def first_command(lines: list[str]) -> list[str]:
 
 
 def test_speculative_configs_in_the_pages_are_valid() -> None:
-    from peagle.config import SpeculativeConfig
+    from peagle.speculative_config import SpeculativeConfig
 
     given = [
         (page, words[words.index("--speculative-config") + 1])

@@ -5,12 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from peagle.async_llm import AsyncLLM
-    from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
+    from peagle.config import EngineConfig, SamplingParams
     from peagle.errors import InputError
     from peagle.llm import LLM
+    from peagle.speculative_config import SpeculativeConfig
 
 __all__ = ["LLM", "AsyncLLM", "EngineConfig", "InputError", "SamplingParams", "SpeculativeConfig"]
-MODULES = {"LLM": "peagle.llm", "AsyncLLM": "peagle.async_llm", "InputError": "peagle.errors"}
+MODULES = {
+    "LLM": "peagle.llm",
+    "AsyncLLM": "peagle.async_llm",
+    "InputError": "peagle.errors",
+    "SpeculativeConfig": "peagle.speculative_config",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,8 @@
 """Configuration: frozen values, checked once when they are made, trusted everywhere below."""
 
-import itertools
 import json
-import logging
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -33,7 +30,6 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 MAX_LOGPROBS = 20
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-log = logging.getLogger("peagle.config")
 NO_PENALTIES = (1.0, 0.0, 0.0)
 """Repetition, presence and frequency penalties that change nothing."""
 
@@ -248,174 +244,6 @@ class ChatConfig(Config):
     """How the target writes thoughts; unset, its tokenizer and template tell."""
 
 
-METHODS = ("eagle3", "dflash", "mtp", "ngram")
-MTP_NAMES = ("mtp", "qwen3_5_mtp")
-"""vLLM's names of a target's own head, the newer first."""
-PROPOSERS = "peagle.proposers"
-"""The group of entry points by which other packages add methods."""
-DrafterFormat = Literal["fp8"]
-"""What a drafter's weights may be rounded to when they are loaded."""
-
-
-AcceptanceRate = Annotated[float, Field(ge=0, le=1)]
-MOST_TREE_NODES = 30
-"""A row's way from the root is kept in the bits of an int32."""
-TREE_NODES = 15
-"""On a GPU, where nothing is said: with the newest token 16 rows, which is what tiles have."""
-TreeNodes = Annotated[int, Field(ge=0, le=MOST_TREE_NODES)]
-LookupLength = Annotated[int, Field(ge=1, le=64)]
-IDLE = """
-attention_backend code_revision disable_by_batch_size disable_eagle_block_drop
-disable_lookahead_block_hashes disable_padded_drafter_batch draft_lm_head_quantization
-draft_load_config draft_model_config draft_parallel_config draft_sample_method
-draft_tensor_parallel_size dspark_draft_topk enable_adaptive_verification enforce_eager
-fly_entropy_threshold fly_entropy_top_k fly_window_size index_share_for_mtp_iteration
-kv_cache_dtype max_model_len moe_backend num_speculative_tokens_per_batch_size
-speculative_token_tree suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor
-suffix_decoding_max_tree_depth suffix_decoding_min_token_prob target_model_config
-target_parallel_config tensor_parallel_size use_heterogeneous_vocab use_local_argmax_reduction
-xpress_topc"""
-IDLE_KEYS = frozenset(IDLE.split())
-"""Keys of vLLM's `--speculative-config` that change no answer, and have nothing to set here."""
-LOOKUP_KEYS = frozenset(("prompt_lookup_min", "prompt_lookup_max"))
-SHORTEST_MATCH, LONGEST_MATCH = 3, 16
-"""The lengths of a lookup's match, where nothing is said: shorter matches are seldom right, and
-longer ones are all right equally often."""
-
-
-def known_methods() -> tuple[str, ...]:
-    """The methods here, and those that other packages add."""
-    return *METHODS, *sorted(entry_points(group=PROPOSERS).names)
-
-
-class SpeculativeConfig(Config):
-    """vLLM's `--speculative-config`, same keys: which drafter, how many tokens, one pass or K.
-
-    Method `ngram` has no drafter: drafts are looked up in the request's own text.
-    """
-
-    method: str = "eagle3"
-    """eagle3, whichever kind the drafter is of; dflash, which a head's files say, too; mtp, the
-    target's own head; ngram; or a proposer of another package, by the name of its entry point."""
-    model: str | None = None
-    """The drafter's directory or hub id; for eagle3 and dflash."""
-    revision: str | None = None
-    """The hub's branch, tag or commit of the drafter."""
-    num_speculative_tokens: PositiveInt | None = None
-    """K; unset is the K that the drafter was trained for."""
-    parallel_drafting: bool | None = None
-    """True is P-EAGLE (K tokens in one pass), False is EAGLE-3 (K passes); unset, the
-    drafter's files decide."""
-    num_tree_nodes: TreeNodes | None = None
-    """Drafts of a cycle that branch, in place of K: more than K. On a GPU for few requests at once,
-    on a CPU for one. Unset, a GPU has `TREE_NODES` where models allow trees, and a
-    CPU none; 0: none. The answer stays the same."""
-    quantization: DrafterFormat | None = None
-    """fp8: round the drafter's layers and head to FP8 as they are loaded, half the bytes to read.
-    The answer stays the same; how often drafts are right may change."""
-    prompt_lookup_min: LookupLength | None = None
-    """For ngram: fewest tokens that must stand earlier in the text for what followed them to be
-    drafted."""
-    prompt_lookup_max: LookupLength | None = None
-    """For ngram: most tokens that are compared."""
-    rejection_sample_method: Literal["standard", "block", "synthetic"] | None = None
-    """synthetic: accept drafts at the rates below, whatever the target says. The text means nothing
-    then; this is for measuring time."""
-    synthetic_acceptance_rates: tuple[AcceptanceRate, ...] | None = None
-    """In which share of cycles draft 1, 2, ... K is accepted, none above the one before."""
-
-    @field_validator("method")
-    @classmethod
-    def _newer_name(cls, method: str) -> str:
-        return "mtp" if method in MTP_NAMES else method
-
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        self._check_synthetic()
-        if self.method != "ngram":
-            self._leave_out(LOOKUP_KEYS, "drafts without lookups, which are method ngram's")
-        if self.method == "mtp":
-            self._leave_out(
-                {"model", "revision", "parallel_drafting", "quantization"}, "is the target's own"
-            )
-        elif self.method == "dflash":
-            self._leave_out({"parallel_drafting"}, "has one pass")
-        elif self.method != "eagle3":
-            self._check_without_drafter()
-        if self.model is None and self.method in ("eagle3", "dflash"):
-            raise ValueError("model is missing: give the drafter's directory or hub id")
-        if self.num_tree_nodes and self.synthetic_acceptance_rates:
-            raise ValueError("num_tree_nodes does not go with synthetic acceptance")
-        lengths = self.lookup
-        if lengths is not None and lengths[0] > lengths[1]:
-            raise ValueError(
-                f"prompt_lookup_min {lengths[0]} is above prompt_lookup_max {lengths[1]}; raise "
-                "the second, or leave it out"
-            )
-        return self
-
-    def _check_without_drafter(self) -> None:
-        """Raise `ValueError` for an unknown method, and for what goes with a drafter alone."""
-        if self.method not in (methods := known_methods()):
-            raise ValueError(f"{self.method} is none of {', '.join(methods)}")
-        foreign = {"model", "parallel_drafting", "quantization", "num_tree_nodes"}
-        self._leave_out(foreign, "has no drafter")
-        if self.num_speculative_tokens is None:
-            told = "needs num_speculative_tokens, the most drafts of a cycle"
-            raise ValueError(f"{self.method} {told}")
-
-    def _leave_out(self, foreign: Set[str], why: str) -> None:
-        given = sorted(name for name in foreign if getattr(self, name) is not None)
-        if given:
-            raise ValueError(f"{self.method} {why}; leave out {', '.join(given)}")
-
-    def _check_synthetic(self) -> None:
-        rates = self.synthetic_acceptance_rates
-        if (rates is not None) != (self.rejection_sample_method == "synthetic"):
-            raise ValueError(
-                "synthetic_acceptance_rates and rejection_sample_method synthetic go together"
-            )
-        if rates is None:
-            return
-        if len(rates) != self.num_speculative_tokens:
-            raise ValueError(
-                f"synthetic_acceptance_rates has {len(rates)} entries; give one for each of "
-                "num_speculative_tokens"
-            )
-        if any(later > rate for rate, later in itertools.pairwise(rates)):
-            raise ValueError("synthetic_acceptance_rates: no rate may be above the one before")
-
-    @property
-    def has_network(self) -> bool:
-        """Whether a network drafts: a drafter, or the target's own head."""
-        return self.model is not None or self.method == "mtp"
-
-    @property
-    def lookup(self) -> tuple[int, int] | None:
-        """The shortest and longest match of a lookup; None where nothing is looked up."""
-        if self.method != "ngram":
-            return None
-        shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
-        least = min(SHORTEST_MATCH, longest or SHORTEST_MATCH) if shortest is None else shortest
-        return least, max(LONGEST_MATCH, least) if longest is None else longest
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read vLLM's JSON; of its keys that set nothing here the log has a line.
-
-        Raises `InputError` when it is not a JSON object, or has other keys or methods.
-        """
-        values = {k: v for k, v in speculative_values(text).items() if v is not None}
-        for key in sorted(values.keys() & IDLE_KEYS):
-            if (value := values.pop(key)) not in (False, 1):
-                log.warning(f"speculative config: {key} {value}: drafts are made as peagle does")
-        method = values.get("method", "eagle3")
-        if method not in (*METHODS, *MTP_NAMES) and method not in (methods := known_methods()):
-            told = f"{method} is neither {' nor '.join(methods)}; vLLM has more: --engine vllm"
-            raise ConfigError(cls.__name__, [("method", told)])
-        return cls(**values)
-
-
 KVCacheDType = Literal["auto", "bfloat16", "fp8", "fp8_e4m3"]
 
 
@@ -464,14 +292,6 @@ class EngineConfig(Config):
     step_timeout: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
     """Seconds after which a step counts as stuck, and a server ends; 0: never. Unset is 180 on a
     GPU and 600 on a CPU."""
-
-
-def speculative_values(text: str) -> dict[str, Any]:
-    """The keys and values of vLLM's JSON. Raises `InputError` when it is not a JSON object."""
-    values = parse_json_option("speculative config", text, '{"model": "DRAFTER"}')
-    if not isinstance(values, dict):
-        raise InputError("speculative config must be a JSON object, like vLLM's")
-    return values
 
 
 def parse_json_option(name: str, text: str, example: str) -> Any:

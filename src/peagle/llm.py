@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from peagle.completion import Chunk, Completion
-from peagle.config import (
-    ChatConfig,
-    EngineConfig,
-    SamplingParams,
-    SpeculativeConfig,
-    StructuredOutputs,
-)
+from peagle.config import ChatConfig, EngineConfig, SamplingParams, StructuredOutputs
 from peagle.detokenizer import detokenizers
 from peagle.dialects import Dialect, PlainText, Reader, Tool, ToolUse, find_dialect
 from peagle.dialects.dialect import needs_grammar
@@ -40,6 +34,7 @@ from peagle.preparation import LARGE
 from peagle.sandbox import in_sandbox
 from peagle.schema import kept_form
 from peagle.speculation import DraftTotals
+from peagle.speculative_config import SpeculativeConfig
 from peagle.stop_strings import StopStrings
 from peagle.structural_tag import lark_of
 from peagle.token_rules import ThoughtSpan, endings_of

@@ -12,9 +12,10 @@ from launches import OTHER, Kernel, group_of, grouped
 from peagle import LLM
 from peagle.bench.random_weights import random_target
 from peagle.bench.shapes import Shape, random_drafter, shape_of
-from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
+from peagle.config import EngineConfig, SamplingParams
 from peagle.models.spec import ExpertsSpec, MixtureSpec, ScaledSandwichSpec
 from peagle.pair import bundled
+from peagle.speculative_config import SpeculativeConfig
 from traffic import cycle_bytes, experts_met
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16

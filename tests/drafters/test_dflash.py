@@ -10,7 +10,7 @@ import tiny
 import torch
 
 from peagle.bench.pair import choose_pair, method_of
-from peagle.config import SamplingParams, SpeculativeConfig
+from peagle.config import SamplingParams
 from peagle.drafters.dflash_checkpoint import is_dflash, load_dflash, read_block_config
 from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.methods import drafter_for, load_network, proposer_for
@@ -18,6 +18,7 @@ from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 from peagle.models.loading import load_decoder
+from peagle.speculative_config import SpeculativeConfig
 
 K = heads.BLOCK - 1
 ORACLE = json.loads(heads.ORACLE.read_text())

@@ -17,12 +17,13 @@ from safetensors.torch import load_file, save_file
 from test_drafts import Recording
 from torch import Tensor
 
-from peagle.config import SamplingParams, SpeculativeConfig
+from peagle.config import SamplingParams
 from peagle.drafters.diagnosis import diagnose_mtp
 from peagle.drafters.methods import load_network, proposer_for
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request
 from peagle.errors import InputError
+from peagle.speculative_config import SpeculativeConfig
 
 FAMILIES = ["qwen3_5", "qwen3_5_moe"]
 PROMPTS = [[(19 * i + j * j) % tiny.MASK for j in range(2 + 11 * i)] for i in range(3)]

@@ -10,10 +10,11 @@ import pytest
 import tiny
 
 from peagle.cli.app import main
-from peagle.config import SamplingParams, SpeculativeConfig
+from peagle.config import SamplingParams
 from peagle.drafters.outside import Outside, TextProposer, load_outside
 from peagle.engine.engine import Engine
 from peagle.errors import ConfigError, InputError
+from peagle.speculative_config import SpeculativeConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "proposers.md"
 PROMPTS = [[5, 6, 7], list(range(1, 20)), [9] * 12]

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from peagle.config import LONGEST_MATCH, SHORTEST_MATCH, DrafterFormat, SpeculativeConfig
 from peagle.drafters.config_file import kind_of
 from peagle.drafters.dflash_checkpoint import is_dflash
 from peagle.drafters.diagnosis import diagnose
@@ -12,6 +11,12 @@ from peagle.drafters.network import NetworkConfig
 from peagle.errors import InputError
 from peagle.models.weights import model_directory
 from peagle.pair import bundled
+from peagle.speculative_config import (
+    LONGEST_MATCH,
+    SHORTEST_MATCH,
+    DrafterFormat,
+    SpeculativeConfig,
+)
 
 NAMES = {
     "none": "none",

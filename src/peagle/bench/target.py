@@ -1,6 +1,6 @@
 """A target's weights, loaded once for all engines that verify with them."""
 
-from peagle.config import TREE_NODES, EngineConfig, SpeculativeConfig
+from peagle.config import EngineConfig
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.methods import load_network, proposer_for
 from peagle.drafters.network import Network
@@ -13,6 +13,7 @@ from peagle.models.generation_config import end_tokens
 from peagle.models.loading import load_decoder
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
+from peagle.speculative_config import TREE_NODES, SpeculativeConfig
 
 BLOCKS_BESIDE = 2
 """Blocks of each request beside those of its tokens: one that is not full, one for drafts."""

@@ -13,8 +13,8 @@ from peagle.cli.groups import group
 from peagle.cli.loading import read_speculation
 from peagle.cli.options import BOTH_FORMS, SpeculativeJSON, one_of
 from peagle.cli.tables import print_table
-from peagle.config import SpeculativeConfig
 from peagle.errors import InputError
+from peagle.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:
     from peagle.drafters.diagnosis import Diagnosis

@@ -10,8 +10,9 @@ from pydantic import model_validator
 from peagle.cli.groups import Several
 from peagle.cli.loading import read_speculation
 from peagle.cli.options import BOTH_FORMS, BothDrafters
-from peagle.config import PositiveInt, SpeculativeConfig
+from peagle.config import PositiveInt
 from peagle.errors import InputError
+from peagle.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:
     from peagle.bench.case import Case, Grid

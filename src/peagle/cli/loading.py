@@ -8,9 +8,10 @@ import typer
 
 from peagle.cli.interrupts import at_once
 from peagle.cli.options import NamedDrafter, one_of
-from peagle.config import ChatConfig, EngineConfig, SpeculativeConfig, speculative_values
+from peagle.config import ChatConfig, EngineConfig
 from peagle.errors import ConfigError, InputError
 from peagle.pair import bundled
+from peagle.speculative_config import SpeculativeConfig, speculative_values
 
 if TYPE_CHECKING:
     from peagle.async_llm import AsyncLLM

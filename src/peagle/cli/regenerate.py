@@ -28,15 +28,9 @@ from peagle.cli.options import (
     use_threads,
 )
 from peagle.cli.progress import run_bar
-from peagle.config import (
-    ChatConfig,
-    EngineConfig,
-    PositiveInt,
-    SamplingParams,
-    SpeculativeConfig,
-    parse_json_option,
-)
+from peagle.config import ChatConfig, EngineConfig, PositiveInt, SamplingParams, parse_json_option
 from peagle.errors import InputError
+from peagle.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:
     from peagle.async_llm import AsyncLLM

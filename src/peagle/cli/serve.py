@@ -22,18 +22,12 @@ from peagle.cli.options import (
     use_threads,
 )
 from peagle.cli.vllm_command import Command, read_command
-from peagle.config import (
-    METHODS,
-    ChatConfig,
-    EngineConfig,
-    SpeculativeConfig,
-    parse_json_option,
-    speculative_values,
-)
+from peagle.config import ChatConfig, EngineConfig, parse_json_option
 from peagle.errors import InputError, lacking, reason
 from peagle.pair import bundled
 from peagle.server import sagemaker
 from peagle.server.settings import ServerSettings
+from peagle.speculative_config import METHODS, SpeculativeConfig, speculative_values
 
 if TYPE_CHECKING:
     from peagle.async_llm import AsyncLLM

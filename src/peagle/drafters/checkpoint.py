@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peagle.config import DrafterFormat
 from peagle.drafters.config_file import (
     NO_MASK_TOKEN,
     TAPS_KEY,
@@ -46,6 +45,7 @@ from peagle.models.weights import (
 )
 from peagle.ops.linear import Linear
 from peagle.ops.packing import pack
+from peagle.speculative_config import DrafterFormat
 
 MASK_HIDDEN, D2T, T2D = "mask_hidden", "d2t", "t2d"
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"

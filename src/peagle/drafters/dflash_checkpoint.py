@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peagle.config import DrafterFormat
 from peagle.drafters.checkpoint import (
     D2T,
     EMBEDDINGS,
@@ -49,6 +48,7 @@ from peagle.models.weights import (
     read_tensors,
 )
 from peagle.ops.packing import pack
+from peagle.speculative_config import DrafterFormat
 
 ARCHITECTURES = "DFlashDraftModel", "DFlash2DraftModel"
 ALGORITHMS = "dflash", "dflash2"

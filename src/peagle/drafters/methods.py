@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 
-from peagle.config import SpeculativeConfig
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.dflash import DFlash
 from peagle.drafters.dflash_checkpoint import is_dflash, load_dflash
@@ -21,6 +20,7 @@ from peagle.drafters.sequential import SequentialDrafter
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 from peagle.models.weights import model_directory
+from peagle.speculative_config import SpeculativeConfig
 
 DRAFTERS: dict[Kind, type[Drafter]] = {PEAGLE: PEagle, DFLASH: DFlash}
 """What runs a network by its kind, where that is no sequential drafter."""

@@ -7,10 +7,10 @@ from typing import Protocol
 
 import torch
 
-from peagle.config import PROPOSERS
 from peagle.drafters.proposer import Needs, Proposer, ProposerRows
 from peagle.errors import InputError
 from peagle.ops.draft import NO_DRAFT, Draft
+from peagle.speculative_config import PROPOSERS
 
 log = logging.getLogger("peagle.drafters")
 

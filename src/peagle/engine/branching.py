@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from peagle.config import TREE_NODES
 from peagle.engine.drafting import Drafting
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
+from peagle.speculative_config import TREE_NODES
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peagle.config import Config, EngineConfig, SpeculativeConfig
+from peagle.config import Config, EngineConfig
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.methods import load_network, proposer_for
 from peagle.engine.engine import Engine
@@ -15,6 +15,7 @@ from peagle.models.generation_config import end_tokens
 from peagle.models.kv_scales import asks_for_fp8
 from peagle.models.loading import load_decoder
 from peagle.set_acceptance import SetAcceptance
+from peagle.speculative_config import SpeculativeConfig
 
 
 class EngineSource(Config):

@@ -13,7 +13,7 @@ import torch
 from grafted_trees import graft, redraw
 from sweeps import at_night
 
-from peagle.config import TREE_NODES, SamplingParams, SpeculativeConfig
+from peagle.config import SamplingParams
 from peagle.drafters import peagle
 from peagle.drafters.selector import SelectorConfig
 from peagle.engine.branching import Branching, num_tree_nodes
@@ -26,6 +26,7 @@ from peagle.engine.pace import Pace
 from peagle.errors import InputError
 from peagle.ops.tree import grow
 from peagle.set_acceptance import SetAcceptance
+from peagle.speculative_config import TREE_NODES, SpeculativeConfig
 
 K = 4
 PROMPTS = [[(5 * i + j + j * j) % tiny.MASK for j in range(9 + 7 * i)] for i in range(6)]
