@@ -85,7 +85,8 @@ def described(kind: Any) -> str:
     parts = [f"{inspect.getdoc(kind)}\n"]
     if hasattr(kind, "model_fields"):
         return "\n".join([*parts, fields(kind)])
-    for name in vars(kind):  # what a class inherits is not its own to explain
+    own = [base for base in kind.__mro__ if base.__module__.startswith("peagle.")]
+    for name in dict.fromkeys(name for base in own for name in vars(base)):
         member = getattr(kind, name)
         if callable(member) and (name == "__init__" or not name.startswith("_")):
             text = f"{name}{signature(member)}"

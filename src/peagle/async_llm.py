@@ -11,9 +11,10 @@ from concurrent.futures import Future
 
 from peagle.completion import Chunk, Completion
 from peagle.config import SamplingParams
+from peagle.encoder import Prompt
 from peagle.engine.engine import EngineDeadError
 from peagle.live_request import ChatTurn, Prepared
-from peagle.llm import LLM, Prompt
+from peagle.llm import LLM
 from peagle.preparation import Kind, Preparation, kind_of
 
 SHORT_PROMPT = 4096

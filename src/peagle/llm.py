@@ -3,8 +3,6 @@
 import contextlib
 import functools
 import itertools
-import operator
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -16,6 +14,7 @@ from peagle.detokenizer import detokenizers
 from peagle.dialects import Dialect, PlainText, Reader, Tool, ToolUse, find_dialect
 from peagle.dialects.dialect import needs_grammar
 from peagle.dialects.markers import Markers
+from peagle.encoder import Encoder, Prompt
 from peagle.engine.engine import Engine
 from peagle.engine.request import RequestOutput
 from peagle.engine_client.client import EngineClient, EngineStepError
@@ -23,14 +22,12 @@ from peagle.engine_client.form import Form
 from peagle.engine_client.process import EngineProcess
 from peagle.engine_client.replicas import Replicas
 from peagle.engine_client.source import EngineSource, local_engine
-from peagle.errors import ContextLengthError, InputError
+from peagle.errors import InputError
 from peagle.grammar import lark_rule, refuse_added_tokens, try_form, written
 from peagle.live_request import ChatTurn, LiveRequest, Prepared
-from peagle.models.chat_template import render_chat
 from peagle.models.generation_config import sampling_defaults
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
-from peagle.preparation import LARGE
 from peagle.sandbox import in_sandbox
 from peagle.schema import kept_form
 from peagle.speculation import DraftTotals
@@ -39,12 +36,8 @@ from peagle.stop_strings import StopStrings
 from peagle.structural_tag import lark_of
 from peagle.token_rules import ThoughtSpan, endings_of
 
-Prompt = str | Sequence[int]
-SHRINKAGE = 4
-"""Most characters of a text of which normalization makes one."""
 
-
-class LLM:
+class LLM(Encoder):
     """A target, perhaps a drafter, and an engine over both.
 
     own_process: whether the engine runs in a process of its own, for `AsyncLLM`, which needs the
@@ -93,14 +86,11 @@ class LLM:
         sampling_defaults: dict[str, float],
         chat: ChatConfig | None,
     ) -> None:
-        self.engine, self.tokenizer = engine, tokenizer
-        self.chat_config = chat or ChatConfig()
-        self.k = engine.k
+        super().__init__(tokenizer, engine.max_length, chat or ChatConfig())
+        self.engine, self.k = engine, engine.k
         self.sampling_defaults = sampling_defaults
         """Sampling parameters that the model's generation config suggests."""
         self._detokenizers = functools.cache(functools.partial(detokenizers, tokenizer))
-        self._encoding = threading.Lock()
-        """Large texts are encoded one by one: each takes up to 200 times its size."""
         self._ids = itertools.count()
         self.draft_totals = [DraftTotals([0] * engine.k) for _ in engine.replicas]
         """What speculation did for all requests of each replica."""
@@ -139,68 +129,6 @@ class LLM:
             return None
         return f"K = {self.k} is beyond the {trained} tokens the drafter was trained for"
 
-    def encode(self, prompt: Prompt, is_cut: bool = False) -> list[int]:
-        """Token ids of a prompt. Raises `InputError` when it is empty or not valid text.
-
-        is_cut: as in `tokenize`.
-        """
-        if isinstance(prompt, str):
-            ids = self.tokenize(prompt, is_cut=is_cut)
-        else:
-            try:
-                ids = [operator.index(token) for token in prompt]
-            except TypeError:
-                raise InputError("a prompt is text or a list of token ids") from None
-        if not ids:
-            raise InputError("the prompt is empty; give at least one token")
-        return ids
-
-    def tokenize(
-        self, text: str, add_special_tokens: bool = True, is_cut: bool = False
-    ) -> list[int]:
-        """Token ids of a text, possibly none for an empty one.
-
-        is_cut: whether only its last tokens are wanted. Raises `InputError`; a text too long for
-        any context is refused unread.
-        """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(f"the text is not valid Unicode: {error}") from None
-        if len(text) > self.engine.max_length and not is_cut:
-            least = len(text) // (SHRINKAGE * self._longest_token)
-            if least >= self.engine.max_length:
-                raise ContextLengthError(least, self.engine.max_length, "at least ")
-        with self._encoding if len(text) > LARGE else contextlib.nullcontext():
-            ids: list[int] = self.tokenizer(
-                text, add_special_tokens=add_special_tokens, verbose=False
-            ).input_ids
-        return ids
-
-    @functools.cached_property
-    def _longest_token(self) -> int:
-        """Most characters that a token stands for."""
-        return max(map(len, self.tokenizer.get_vocab()))
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        add_special_tokens: bool = False,
-        **variables: Any,
-    ) -> list[int]:
-        """Token ids of a conversation by the chat template, up to where the answer begins.
-
-        tools: in OpenAI's form. add_special_tokens: whether the tokenizer adds its own to those of
-        the template. variables: the template's own. Raises `InputError` when there is no
-        template, or when it refuses the conversation.
-        """
-        chat = self.chat_config
-        known = {"add_generation_prompt": True, **chat.default_chat_template_kwargs, **variables}
-        shown = {"tools": list(tools)} if tools else {}
-        text = render_chat(self.tokenizer, messages, chat.chat_template, **known, **shown)
-        return self.tokenize(text, add_special_tokens)
-
     def chat(
         self,
         conversations: Sequence[Sequence[Mapping[str, Any]]],
@@ -234,9 +162,11 @@ class LLM:
 
         chat: that the prompts are conversations. Leaving the loop early cancels the rest.
         """
-        each = _per_prompt(params, len(prompts))
-        pairs = zip(prompts, each, strict=True)
-        prepared = [self.prepare(prompt, how, chat) for prompt, how in pairs]
+        pairs = zip(prompts, _per_prompt(params, len(prompts)), strict=True)
+        return self._completions([self.prepare(prompt, how, chat) for prompt, how in pairs])
+
+    def _completions(self, prepared: Sequence[Prepared]) -> Iterator[Completion]:
+        """As `completions`, of requests that are ready."""
         ids: list[str] = []
         try:
             for request in prepared:
@@ -254,11 +184,8 @@ class LLM:
 
     def complete(self, request: Prepared) -> Completion:
         """Run one request that is ready to its end."""
-        request_id = self.submit(request, followed=False)
-        while True:
-            for chunk in self._step_for({request_id}):
-                if chunk.completion is not None:
-                    return chunk.completion
+        [completion] = self._completions([request])
+        return completion
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, chat: ChatTurn | None = None

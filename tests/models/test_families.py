@@ -226,11 +226,11 @@ NEAR_CONFIGS: dict[str, list[tuple[Values, str]]] = {
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
         ({"use_bidirectional_attention": True}, "bidirectional attention is not supported"),
         ({"hidden_activation": "gelu"}, "hidden_activation gelu is not supported, only"),
-        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0.0; it must be a number above 0"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; it must be a number above 0"),
         ({"final_logit_softcapping": -1}, "final_logit_softcapping is -1; it must be a number"),
     ],
     "granite": [
-        ({"residual_multiplier": 0}, "residual_multiplier is 0.0; it must be a number above 0"),
+        ({"residual_multiplier": 0}, "residual_multiplier is 0; it must be a number above 0"),
         ({"logits_scaling": float("nan")}, "logits_scaling is nan; it must be a number above 0"),
         ({"embedding_multiplier": -1}, "embedding_multiplier is -1.0; it must be a number above"),
     ],

@@ -12,8 +12,9 @@ from peagle.async_llm import AsyncLLM, Batch
 from peagle.completion import Chunk
 from peagle.config import SamplingParams
 from peagle.detokenizer import detokenize
+from peagle.encoder import Prompt
 from peagle.live_request import ChatTurn, Prepared
-from peagle.llm import LLM, Prompt
+from peagle.llm import LLM
 from peagle.preparation import SIZE, kind_of
 from peagle.server.auditor import Auditor
 from peagle.server.errors import APIError, closing, unresponsive

@@ -183,28 +183,27 @@ def require_positive(**sizes: int) -> None:
 
 def above_zero(values: Values, name: str, usual: float | None = None) -> float:
     """A number above 0; usual: where none is given."""
-    number = float(values[name] if usual is None else values.get(name, usual))
-    if not 0 < number < math.inf:
-        raise InputError(f"{name} is {number}; it must be a number above 0")
-    return number
+    given = values[name] if usual is None else values.get(name, usual)
+    if not 0 < float(given) < math.inf:
+        raise InputError(f"{name} is {given}; it must be a number above 0")
+    return float(given)
 
 
 def experts(
     values: Values,
-    inner: int,
-    *,
     count: str = "num_experts",
     chosen: str = "num_experts_per_tok",
+    width: str = "moe_intermediate_size",
     **more: Any,
 ) -> ExpertsSpec:
-    """A mixture of experts of this inner width, whose weights sum to 1.
+    """A mixture of experts, whose weights sum to 1.
 
-    count, chosen: the keys of how many there are, and of how many a row goes through; more: what
-    else `ExpertsSpec` has.
+    count, chosen, width: the keys of how many there are, of how many a row goes through, and of
+    the inner width of each; more: what else `ExpertsSpec` has.
     """
-    numbers = int(values[count]), int(values[chosen])
+    each, per_row, inner = (int(values[key]) for key in (count, chosen, width))
     usual = {"intermediate_size": inner, "norm_topk_prob": True}
-    spec = ExpertsSpec(*numbers, inner, **{**usual, **more})
+    spec = ExpertsSpec(each, per_row, inner, **{**usual, **more})
     require_positive(
         num_experts=spec.num_experts,
         num_experts_per_tok=spec.num_experts_per_tok,

@@ -73,8 +73,8 @@ def _experts(values: Values) -> ExpertsSpec:
         raise InputError(f"swiglu_alpha {values['swiglu_alpha']} is not {ALPHA}")
     return config.experts(
         values,
-        config.mlp(values).intermediate_size,
         count="num_local_experts",
+        width="intermediate_size",
         activation=ClampedSwiGLU(limit),
     )
 

@@ -22,7 +22,6 @@ def spec(values: Values) -> DecoderSpec:
 def _experts(values: Values) -> ExpertsSpec:
     return config.experts(
         values,
-        int(values["moe_intermediate_size"]),
         # transformers 5 writes their number under Mixtral's name
         count="num_local_experts" if "num_local_experts" in values else "num_experts",
         intermediate_size=config.mlp(values).intermediate_size,
