@@ -7,8 +7,8 @@ What `LLM` has of it, in this process or another, is `peagle.engine_client`.
                   │                                        ^
                   v                                        │
    Request <── Scheduler ── plan ──> launch             commit
-   BlockGroups    (reads)            (blocks, rows)        ^   lengths, tokens, ends
-   RowPool                              │                  │
+   Holdings       (reads)            (blocks, rows)        ^   lengths, tokens, ends
+                                        │                  │
                                         v                  │
                                        Step             Outcome        plain values
                                         │                  ^
@@ -20,8 +20,8 @@ What `LLM` has of it, in this process or another, is `peagle.engine_client`.
 ```
 
 - What is next, and what came of it: `engine` drives, `scheduler` decides by `plan`, over `request`,
-  `block_groups` (of `block_pool`s), `row_pool`, `pace` (of `draft_length`, by `cycle_times`, and
-  `repeats`) and `capacity` (of a `cache_shape`).
+  `holdings` (of `block_groups`, `block_pool`s and a `row_pool`), `pace` (of `draft_length`, by
+  `cycle_times`, and `repeats`) and `capacity` (of a `cache_shape`).
 - One `cycle`: draft, verify, accept, commit, the same on the host and on the device. `drafting`
   says what drafts, `branching` which cycles have trees.
 - What passes between: `step`. A worker keeps what a request needs from step to step by its table

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from peagle.config import EngineConfig
 from peagle.engine.block_groups import BlockGroups, GroupBlock
 from peagle.engine.capacity import Capacity
+from peagle.engine.holdings import Holdings
 from peagle.engine.pace import Pace
-from peagle.engine.plan import Passed, Plan, Planner, Share, StepBudget
+from peagle.engine.plan import Plan, Planner, Share, StepBudget
 from peagle.engine.request import Request, RequestOutput, Status
-from peagle.engine.row_pool import RowPool
 from peagle.engine.step import Begin, Outcome, Result, Step
 
 SMALLEST_CHUNK = 16
@@ -66,7 +66,7 @@ class Scheduler:
         runs_ahead: bool,
         pace: Pace,
     ) -> None:
-        self.groups, self.rows = groups, RowPool(capacity.num_seqs)
+        self.groups, self._held = groups, Holdings(groups, capacity.num_seqs)
         self.runs_ahead = runs_ahead
         """Whether requests stay on the device after their prompt, so that the worker can begin the
         next step before the outcome of this one is known."""
@@ -133,40 +133,35 @@ class Scheduler:
             tree_nodes=self.pace.nodes_for(decoding, drafts),
         )
         planner = Planner(self.groups, limits)
-        return planner.plan(self.running, self.waiting, self.rows.free_rows)
+        return planner.plan(self.running, self.waiting, self._held.rows.free_rows)
 
     def launch(self, plan: Plan) -> Step:
         """Carry out a plan: blocks and table rows change hands. Returns what a worker has to do."""
         for passed in plan.passed:
-            self._give_back_passed(passed)
+            self._held.give_back_passed(passed)
         for request in plan.preempted:
             self.preempt(request)
         begun = tuple(self._admit(share) for share in plan.work if share.prefix is not None)
         for share in plan.work:
             if share.fresh:
-                self._grow(share)
+                self._held.grow(share)
         shares = [share for share in plan.work if self._is_cycle(share)]
-        cycles = tuple(share.cycle() for share in shares)
-        chunks = tuple(
-            share.chunk(self._state_slot(share)) for share in plan.work if not self._is_cycle(share)
-        )
-        left, blocks = self.rows.news()
-        caught_up, cleared = tuple(self._caught_up), tuple(self._cleared)
-        self._caught_up.clear()
+        others = [share for share in plan.work if not self._is_cycle(share)]
+        left, blocks = self._held.rows.news()
+        caught_up, self._caught_up = tuple(self._caught_up), []
         self._steps += 1
-        requests = [share.request for share in shares]
         nodes = self._nodes(plan, shares)
-        self._note(plan, requests, nodes > 0)
+        self._note(plan, [share.request for share in shares], nodes > 0)
         return Step(
             self._steps,
             left=left,
             caught_up=caught_up,
-            cleared=cleared,
+            cleared=tuple(self._cleared),
             begun=begun,
             blocks=blocks,
-            cycles=cycles,
+            cycles=tuple(share.cycle() for share in shares),
             repeats=plan.repeats,
-            chunks=chunks,
+            chunks=tuple(share.chunk(self._held.state_slot(share)) for share in others),
             nodes=nodes,
         )
 
@@ -191,7 +186,7 @@ class Scheduler:
         self._launched.clear()
         self.groups.forget_states()
         self._caught_up.clear()
-        self.rows.news()
+        self._held.rows.news()
 
     def abort(self, request_id: str, reason: str) -> None:
         """End a request now; unknown and finished ids are ignored."""
@@ -202,7 +197,7 @@ class Scheduler:
             if reason != "error":
                 self._catch_up(request)
             self.running.remove(request)
-            self._give_back(request)
+            self._held.give_back(request)
         else:
             self.waiting.remove(request)
         request.status, request.finish_reason = Status.FINISHED, reason
@@ -215,7 +210,7 @@ class Scheduler:
     def _evict(self, request: Request) -> None:
         self.preemptions += 1
         self.running.remove(request)
-        self._give_back(request)
+        self._held.give_back(request)
         request.forget_cache()
         bisect.insort_left(self.waiting, request, key=_priority)
 
@@ -234,36 +229,12 @@ class Scheduler:
         return share.request.on_device if self.runs_ahead else share.decodes
 
     def _admit(self, share: Share) -> Begin:
-        request, prefix = share.request, share.prefix
-        assert prefix is not None
-        self.groups.share(prefix)  # before anybody takes blocks that nobody holds
+        request = share.request
         self.waiting.remove(request)
         bisect.insort_right(self.running, request, key=_priority)
         self.prefix_queries += 0 if request.is_unrecorded else request.total
         self.prefix_hits += share.start
-        row = self.rows.admit()
-        for group, passed in enumerate(prefix.passed):
-            self.rows.append(row, group, passed, prefix.held(group))
-        return request.admit(row, prefix, share.start)
-
-    def _state_slot(self, share: Share) -> int | None:
-        """Where the state behind a planned share is kept; None: nowhere."""
-        if not share.keeps_state:
-            return None
-        size = self._capacity.block_size
-        hashes = share.request.block_hashes(share.stop // size, size)
-        return self.groups.keep_state(hashes[-1])
-
-    def _give_back_passed(self, passed: Passed) -> None:
-        request, group, places = passed
-        self.groups.give_back(request.blocks, group, places)
-        self.rows.append(request.row, group, places.start, [None] * len(places))
-
-    def _grow(self, share: Share) -> None:
-        """Take the blocks that a planned share needs."""
-        request, held = share.request, len(share.request.blocks)
-        for group, fresh in enumerate(self.groups.grow(request.blocks, share.fresh)):
-            self.rows.append(request.row, group, held, fresh)
+        return self._held.admit(share)
 
     def _nodes(self, plan: Plan, cycles: Sequence[Share]) -> int:
         """Drafts of each of a step's cycles where they branch; 0: they are chains.
@@ -421,10 +392,6 @@ class Scheduler:
         self._remember(request, request.computed)
         if request.remembered > known:
             self._caught_up.append(request.row)
-
-    def _give_back(self, request: Request) -> None:
-        self.groups.release(request.blocks)
-        self.rows.leave(request.row)
 
 
 def _priority(request: Request) -> int:
