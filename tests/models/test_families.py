@@ -232,7 +232,7 @@ NEAR_CONFIGS: dict[str, list[tuple[Values, str]]] = {
     "granite": [
         ({"residual_multiplier": 0}, "residual_multiplier is 0; it must be a number above 0"),
         ({"logits_scaling": float("nan")}, "logits_scaling is nan; it must be a number above 0"),
-        ({"embedding_multiplier": -1}, "embedding_multiplier is -1.0; it must be a number above"),
+        ({"embedding_multiplier": -1}, "embedding_multiplier is -1; it must be a number above"),
     ],
 }
 
