@@ -11,7 +11,7 @@ from torch import Tensor
 
 from peagle.engine.spans import Span
 from peagle.engine.step import Begin, PromptChunk
-from peagle.models.decoder import Decoder, Recur
+from peagle.models.decoder import Recur
 from peagle.models.spec import DecoderSpec
 from peagle.ops.delta_net import DeltaRows, DeltaState, DeltaWeights, recur
 from peagle.transfer import upload
@@ -97,11 +97,3 @@ class FixedMemory:
         for layer in self._layers.values():
             for part in (layer.state, layer.kept):
                 part[target].copy_(part[source])
-
-
-def memory_of(target: Decoder, rows: int, slots: int, drafts: int) -> FixedMemory | None:
-    """The memory of a target's recurrent layers; None where it has none. As `FixedMemory`."""
-    if not target.spec.recurrent:
-        return None
-    weight = target.embed.weight
-    return FixedMemory(target.spec, rows, slots, drafts, weight.dtype, weight.device)

@@ -23,31 +23,23 @@ from peagle.models.families.tensors import Place, ends
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import TensorRule, read_json
 
+MODULES = (
+    llama,
+    qwen3,
+    qwen3_moe,
+    gpt_oss,
+    gemma4_text,
+    gemma3_text,
+    mistral,
+    near_llama,
+    qwen3_5_text,
+    qwen3_5_moe_text,
+)
 FAMILIES: dict[str, Family] = {
     family.architecture: family
-    for family in (
-        llama.FAMILY,
-        qwen3.FAMILY,
-        qwen3_moe.FAMILY,
-        gpt_oss.FAMILY,
-        gemma4_text.PUBLISHED,
-        gemma4_text.FAMILY,
-        gemma3_text.PUBLISHED,
-        gemma3_text.FAMILY,
-        mistral.FAMILY,
-        mistral.MINISTRAL,
-        mistral.PUBLISHED,
-        mistral.MINISTRAL3,
-        qwen3.QWEN2,
-        near_llama.SMOLLM3,
-        near_llama.SEED_OSS,
-        near_llama.PHI3,
-        near_llama.GRANITE,
-        qwen3_5_text.PUBLISHED,
-        qwen3_5_text.FAMILY,
-        qwen3_5_moe_text.PUBLISHED,
-        qwen3_5_moe_text.FAMILY,
-    )
+    for module in MODULES
+    for family in vars(module).values()
+    if isinstance(family, Family)
 }
 """By architecture."""
 
