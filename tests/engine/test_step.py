@@ -14,7 +14,7 @@ from peagle.engine.engine import Engine
 from peagle.engine.request import Request
 from peagle.engine.step import Outcome, Step
 
-PLAIN = (int, float, str, range, type(None))
+PLAIN = (int, float, str, range, type(None), SamplingParams)  # a frozen value, sent as JSON
 PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
 WAYS = [
     SamplingParams(max_tokens=16),
