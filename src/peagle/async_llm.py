@@ -259,7 +259,7 @@ class _Inbox:
         self.loop = asyncio.get_running_loop()
         self._chunks: list[tuple[int, Chunk]] = []
         self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._come = asyncio.Event()
 
     def put(self, index: int, item: Chunk | Exception) -> None:
         """Add an item of a request, and wake who waits."""
@@ -267,17 +267,16 @@ class _Inbox:
             self._error = self._error or item
         else:
             self._chunks.append((index, item))
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._come.set()
 
     async def take(self) -> Batch:
         """All chunks that have come, at least one. Raises the first error behind them."""
-        if not self._chunks and self._error is None:
-            self._waiter = self.loop.create_future()
-            await self._waiter
+        await self._come.wait()
         if not self._chunks and self._error is not None:
             raise self._error
         chunks, self._chunks = self._chunks, []
+        if self._error is None:
+            self._come.clear()
         return chunks
 
 
