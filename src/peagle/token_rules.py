@@ -12,7 +12,7 @@ from peagle.engine.constraint import Constraint
 NOTHING_LEFT = "no token is left by allowed_token_ids, bad_words and the form of the output"
 
 
-class Further:
+class ConstraintDecorator:
     """What binds one request's output further than `rest`, the constraint of its form, if any."""
 
     def __init__(self, vocab_size: int, rest: Constraint | None) -> None:
@@ -35,7 +35,7 @@ class Further:
             self._rest.advance(tokens)
 
 
-class TokenRules(Further):
+class TokenRules(ConstraintDecorator):
     """One request's rules, perhaps together with the constraint of its form.
 
     allowed: the only tokens that may come; None: all. endings: sequences of which the last token
@@ -106,7 +106,7 @@ class ThoughtSpan:
     """Whether it thinks from its first token on."""
 
 
-class ThoughtBudget(Further):
+class ThoughtBudget(ConstraintDecorator):
     """Ends thoughts after `most` of their tokens. rest: what else binds the output."""
 
     def __init__(
