@@ -17,7 +17,7 @@ SHRINKAGE = 4
 """Most characters of a text of which normalization makes one."""
 
 
-class Encoder:
+class PromptEncoder:
     """A target's tokenizer, for contexts of a length."""
 
     def __init__(self, tokenizer: Any, max_length: int, chat: ChatConfig) -> None:

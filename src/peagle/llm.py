@@ -14,7 +14,7 @@ from peagle.detokenizer import detokenizers
 from peagle.dialects import Dialect, PlainText, Reader, Tool, ToolUse, find_dialect
 from peagle.dialects.dialect import needs_grammar
 from peagle.dialects.markers import Markers
-from peagle.encoder import Encoder, Prompt
+from peagle.encoder import Prompt, PromptEncoder
 from peagle.engine.engine import Engine
 from peagle.engine.request import RequestOutput
 from peagle.engine_client.client import EngineClient, EngineStepError
@@ -37,7 +37,7 @@ from peagle.structural_tag import lark_of
 from peagle.token_rules import ThoughtSpan, endings_of
 
 
-class LLM(Encoder):
+class LLM(PromptEncoder):
     """A target, perhaps a drafter, and an engine over both.
 
     own_process: whether the engine runs in a process of its own, for `AsyncLLM`, which needs the

@@ -20,7 +20,7 @@ PROMPTS_SHARE = 4
 
 
 @dataclass(frozen=True)
-class Division:
+class MemoryDivision:
     """Blocks of each group of layers, and what follows for prompts."""
 
     num_blocks: tuple[int, ...]
@@ -89,13 +89,13 @@ class CacheShape:
         )
         return num_seqs * each * self.whole + sum(windows)
 
-    def divided(self, memory: int, num_seqs: int) -> Division:
+    def divided(self, memory: int, num_seqs: int) -> MemoryDivision:
         """Memory for so many requests; for fewer where it does not hold the windows of all."""
         most = num_seqs * self.blocks(self.longest)
         if not self.windows:
-            return Division((min(memory // self.whole, most),))
+            return MemoryDivision((min(memory // self.whole, most),))
         if most * (self.whole + sum(self.windows.values())) <= memory:
-            return Division((most,) * (1 + len(self.windows)))
+            return MemoryDivision((most,) * (1 + len(self.windows)))
         room = memory // PROMPTS_SHARE // sum(self.windows.values())
         room = max(min(self._chunks, room), FLIGHTS)
         for seqs in range(num_seqs, 0, -1):
@@ -105,7 +105,7 @@ class CacheShape:
             if left >= self.whole * self._least_blocks(seqs):
                 break
         whole = min(left // self.whole, most) if self.whole else most
-        return Division((max(whole, 0), *windows), room // FLIGHTS * self._block_size)
+        return MemoryDivision((max(whole, 0), *windows), room // FLIGHTS * self._block_size)
 
     def _bytes_of(self, windows: Sequence[int]) -> int:
         return sum(

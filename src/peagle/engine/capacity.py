@@ -11,7 +11,7 @@ from peagle.device import batched_tokens, kv_cache_memory, prompt_tokens
 from peagle.drafters.proposer import Needs
 from peagle.engine.block_groups import BlockGroup, BlockGroups
 from peagle.engine.block_pool import BlockPool
-from peagle.engine.cache_shape import SEQ_TOKENS, CacheShape, Division
+from peagle.engine.cache_shape import SEQ_TOKENS, CacheShape, MemoryDivision
 from peagle.engine.fixed_memory import fixed_bytes
 from peagle.engine.kv_cache import kv_dtype
 from peagle.engine.step import MOST_UNSEEN
@@ -148,7 +148,9 @@ def _missed(target: Decoder, needs: Needs) -> int:
     return MOST_UNSEEN * hidden * target.embed.weight.dtype.itemsize
 
 
-def _max_length(target: Decoder, config: EngineConfig, division: Division, memory: int) -> int:
+def _max_length(
+    target: Decoder, config: EngineConfig, division: MemoryDivision, memory: int
+) -> int:
     num_blocks = division.num_blocks[0]
     held = num_blocks * config.block_size
     limit = target.max_length
