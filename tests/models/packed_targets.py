@@ -197,7 +197,7 @@ def rounded(weight: Tensor, layout: Layout) -> QuantizedWeight:
         nearest = (steps.abs()[..., None] - torch.tensor(POSITIVE)).abs().argmin(-1)
         codes = (nearest + 8 * (steps < 0)).flatten(1).to(torch.uint8)
     packed = form.packed(codes)
-    return QuantizedWeight.of(form, packed, scales, block, zeros, factors, layout.divided)
+    return QuantizedWeight(form, packed, scales, block, zeros, factors, layout.divided)
 
 
 def written(weight: QuantizedWeight, layout: Layout) -> list[Tensor]:

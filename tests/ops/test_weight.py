@@ -21,11 +21,11 @@ EVERY = torch.arange(256, dtype=torch.uint8)
 
 
 def fp8_of(values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> QuantizedWeight:
-    return QuantizedWeight.of(FP8, values.view(torch.uint8), scales, block)
+    return QuantizedWeight(FP8, values.view(torch.uint8), scales, block)
 
 
 def mxfp4_of(blocks: torch.Tensor, scales: torch.Tensor) -> QuantizedWeight:
-    return QuantizedWeight.of(MXFP4, blocks.flatten(-2), scales, (1, 32))
+    return QuantizedWeight(MXFP4, blocks.flatten(-2), scales, (1, 32))
 
 
 def values_of(weight: QuantizedWeight) -> torch.Tensor:

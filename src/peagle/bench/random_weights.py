@@ -226,7 +226,7 @@ class RandomWeights:
         blocks = [-(-size // high) for size, high in zip(shape[-2:], BLOCK, strict=True)]
         scales = torch.full((*shape[:-2], *blocks), std / E4M3_STD, device=self._device)
         packed = numbers.view(torch.uint8)
-        return QuantizedWeight.of(FP8, packed, scales, BLOCK, dynamic_activations=True)
+        return QuantizedWeight(FP8, packed, scales, BLOCK, dynamic_activations=True)
 
     def _four_bits(self, shape: tuple[int, ...], std: float) -> QuantizedWeight:
         packed = torch.empty(*shape[:-1], shape[-1] // 2, dtype=torch.uint8, device=self._device)
@@ -239,9 +239,9 @@ class RandomWeights:
         groups = *shape[:-1], shape[-1] // wide
         scales = torch.full(groups, scale, device=self._device).to(dtype)
         if form != NVFP4:
-            return QuantizedWeight.of(form, packed, scales, (1, wide))
+            return QuantizedWeight(form, packed, scales, (1, wide))
         factors = torch.full(shape[:-1], E2M1_STD / std, device=self._device)
-        return QuantizedWeight.of(form, packed, scales, (1, wide), factors=factors, divided=True)
+        return QuantizedWeight(form, packed, scales, (1, wide), factors=factors, divided=True)
 
     def embeddings(self, spec: DecoderSpec, share: float) -> Tensor:
         """Embeddings [vocab_size, hidden_size] of which any two have this correlation."""

@@ -18,6 +18,7 @@ Networks (arXiv 2412.06464), as transformers has Qwen3.5's.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,8 +104,7 @@ class DeltaState:
         return cls(state, torch.zeros(shape, dtype=dtype, device=device))
 
 
-@dataclass(frozen=True)
-class DeltaRows:
+class DeltaRows(NamedTuple):
     """The rows of one pass, in spans of consecutive positions of a request."""
 
     requests: Tensor

@@ -17,14 +17,6 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def gradient(gate_up: Tensor, of_result: Tensor) -> Tensor:
-    """The gradient of `gate_up` [rows, 2 * width], given the result's: the kernel's plain twin."""
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    share = gate.sigmoid()
-    of_gate = of_result * up * share * (1 + gate * (1 - share))
-    return torch.cat((of_gate, of_result * gate * share), dim=-1).to(gate_up.dtype)
-
-
 # As operators: the gradient that the compiler writes reads everything once for each half.
 @torch.library.custom_op("peagle::swiglu", mutates_args=())
 def _swiglu(gate_up: Tensor) -> Tensor:

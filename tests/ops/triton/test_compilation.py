@@ -196,8 +196,7 @@ compiled("tree", "_walk", types | {"reads": INT}, {"ROWS": 16, "NO_DRAFT": -2}, 
 types = {"cache": BF16} | dict.fromkeys(("slots", "requests", "starts", "limits", "path"), INT)
 compiled("tree", "_compact", types, {"HELD": 1024})
 types = dict.fromkeys(("computed", "limits", "requests", "unbranched"), INT) | {"rates": F32}
-none = {"REPETITION": 1.0, "PRESENCE": 0.0, "FREQUENCY": 0.0}
-compiled("tree", "_unbranched", types, none, num_warps=1)
+compiled("tree", "_unbranched", types, {}, num_warps=1)
 names = ("requests", "computed", "pending", "emitted", "counts", "best", "tokens", "lengths")
 types = {"history": "*i32", "gains": F32, "used": "*i1", "price": "fp32", "forgets": "fp32"}
 types |= dict.fromkeys((*names, "drafts", "chosen"), INT)
@@ -387,15 +386,15 @@ for rows, qkv in ((8, 6144), (16, 0), (32, 6144), (64, 6144)):
     assert kernel.metadata.shared <= shape.stages * shape.slot + layer_chain.MARGIN
     print("layer_chain", "_chain")
 
-from peagle.ops.delta_net import DeltaHeads
-from peagle.ops.triton.delta_net import DeltaSizes, Inputs, Spans
+from peagle.ops.delta_net import DeltaHeads, DeltaRows
+from peagle.ops.triton.delta_net import DeltaSizes, Inputs
 
-about = dict.fromkeys(("requests", "starts", "firsts", "counts", "accepted", "sures"), INT)
+about = dict.fromkeys(("requests", "starts", "firsts", "counts", "accepted", "sure"), INT)
 about |= dict.fromkeys(("product", "gates", "kept", "conv", "weight", "given"), BF16)
 about |= dict.fromkeys(("state", "brought", "decay", "decay_bias"), F32)
 about |= dict.fromkeys(("eps", "scale", "length_eps"), "fp32")
 heads = DeltaHeads(num_key_heads=16, num_value_heads=48, key_dim=128, value_dim=128)
-about |= {"inputs": Inputs, "spans": Spans, "strides": Inputs("i32", "i32", "i32")}
+about |= {"inputs": Inputs, "spans": DeltaRows, "strides": Inputs("i32", "i32", "i32")}
 sizes = {"D": DeltaSizes.of(heads, drafts=7), **FLAGS}
 compiled("delta_net", "_norm", about, {**sizes, "TOGETHER": 4}, num_warps=4)
 compiled("delta_net", "_bring", about, {**sizes, "ROWS": 16}, num_warps=4)

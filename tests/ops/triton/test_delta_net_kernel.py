@@ -29,8 +29,9 @@ def test_they_are_the_reference(device: torch.device, heads: DeltaHeads):
     expected = delta_net.recur(product, gates, given, expected_layer, rows)
     on_device = moved(layer, device)
     rows = rows_of(SPANS, accepted)
-    for name in ("requests", "starts", "firsts", "counts", "sure", "accepted"):
-        object.__setattr__(rows, name, getattr(rows, name).to(device))
+    rows = rows._replace(
+        **{name: column.to(device) for name, column in rows._asdict().items() if name != "most"}
+    )
     parts = product.to(device), gates.to(device), weights_on(given, device)
     found = kernels.recur(*parts, on_device, rows)
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)

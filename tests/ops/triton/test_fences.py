@@ -131,7 +131,7 @@ def packed(shape: tuple[int, ...], form: str) -> QuantizedWeight:
     numbers = torch.zeros(*leading, outputs, depth * kind.bits // 8, dtype=torch.uint8)
     scales = torch.zeros(*leading, -(-outputs // high), -(-depth // wide)).to(dtype)
     factors = torch.ones(*leading, outputs) if kind is NVFP4 else None
-    return QuantizedWeight.of(kind, numbers, scales, (high, wide), None, factors)
+    return QuantizedWeight(kind, numbers, scales, (high, wide), None, factors)
 
 
 @pytest.mark.sweep

@@ -35,7 +35,7 @@ def fp8_weight(*shape: int, block: tuple[int, int] | None) -> QuantizedWeight:
     high, wide = block or (1, depth)
     numbers = torch.randn(shape).mul(30).to(torch.float8_e4m3fn)
     scales = torch.rand(*leading, -(-outputs // high), -(-depth // wide)) * 1e-3
-    return QuantizedWeight.of(FP8, numbers.view(torch.uint8), scales, (high, wide))
+    return QuantizedWeight(FP8, numbers.view(torch.uint8), scales, (high, wide))
 
 
 def mxfp4_weight(*shape: int) -> QuantizedWeight:
@@ -43,7 +43,7 @@ def mxfp4_weight(*shape: int) -> QuantizedWeight:
     *leading, outputs, depth = shape
     blocks = torch.randint(0, 256, (*leading, outputs, depth // 32, 16), dtype=torch.uint8)
     scales = torch.randint(112, 127, (*leading, outputs, depth // 32), dtype=torch.uint8)
-    return QuantizedWeight.of(MXFP4, blocks.flatten(-2), scales, (1, 32))
+    return QuantizedWeight(MXFP4, blocks.flatten(-2), scales, (1, 32))
 
 
 GROUPS = {"int4 32": 32, "int4 64": 64, "int4 128": 128, "int4": None}
@@ -60,17 +60,17 @@ def four_bits(form: str, *shape: int) -> QuantizedWeight:
         factors = torch.tensor([1e-3, 1e-2, 1e-1]).repeat_interleave(-(-outputs // 3))[:outputs]
         divided = "divided" in form
         factors = (1 / factors if divided else factors).expand(*leading, outputs)
-        return QuantizedWeight.of(NVFP4, packed, scales, (1, 16), None, factors, divided)
+        return QuantizedWeight(NVFP4, packed, scales, (1, 16), None, factors, divided)
     group = GROUPS[form.removesuffix(", zeros")]
     blocks = (*leading, outputs, depth // (group or depth))
     zeros = torch.randint(0, 16, blocks, dtype=torch.uint8) if "zeros" in form else None
     scales = (torch.rand(blocks) * 1e-2).to(torch.bfloat16)
-    return QuantizedWeight.of(INT4, packed, scales, (1, group or max(depth, 128)), zeros)
+    return QuantizedWeight(INT4, packed, scales, (1, group or max(depth, 128)), zeros)
 
 
 def int8_weight(*shape: int) -> QuantizedWeight:
     packed = torch.randint(0, 256, shape, dtype=torch.uint8)
-    return QuantizedWeight.of(INT8, packed, torch.rand(shape[0], 1).half() * 1e-3, (1, shape[1]))
+    return QuantizedWeight(INT8, packed, torch.rand(shape[0], 1).half() * 1e-3, (1, shape[1]))
 
 
 NVFP4S = ["nvfp4", "nvfp4 divided"]
@@ -110,7 +110,7 @@ def test_strips_are_widened_to_what_they_stand_for(device: torch.device, form: s
         weight = int8_weight(45, 320)
         if "zeros" in form:
             zeros = torch.randint(0, 256, (45, 1), dtype=torch.uint8)
-            weight = QuantizedWeight.of(INT8, weight.packed(), weight.scales, (1, 320), zeros)
+            weight = QuantizedWeight(INT8, weight.packed(), weight.scales, (1, 320), zeros)
     else:
         weight = four_bits(form, 45, depth_for(form))
     found = kernels.widened(weight.to(device), slice(7, 41), torch.float32)

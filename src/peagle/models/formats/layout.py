@@ -173,7 +173,7 @@ class PackedRule(TensorRule):
             except InputError as error:
                 raise InputError(f"{name}: {error}") from None
         blocks = (*ours[:-2], -(-ours[-2] // block[0]), -1)
-        return QuantizedWeight.of(
+        return QuantizedWeight(
             self.layout.format,
             self._together(part.packed for part in parts).view(*ours[:-1], -1),
             self._together(part.scales for part in parts).view(blocks),

@@ -13,6 +13,8 @@ from peagle.ops.quantized_activations import quantize
 from peagle.ops.triton import on_hopper
 from peagle.ops.weight import FP8, QuantizedWeight
 
+BLOCKWISE = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+ROWWISE = ScalingType.RowWise, ScalingType.RowWise
 BLOCK = 128
 """Inputs, and outputs, of the blocks that cuBLAS scales."""
 STEP = 4 * BLOCK
@@ -37,11 +39,7 @@ class QuantizedActivations(CuBLAS):
         assert isinstance(weight, QuantizedWeight)
         blocks = weight.block[0] > 1
         inputs = quantize(x.x, BLOCK if blocks else x.x.shape[1], weight.run)
-        recipes = (
-            (ScalingType.BlockWise1x128, ScalingType.BlockWise128x128)
-            if blocks
-            else (ScalingType.RowWise, ScalingType.RowWise)
-        )
+        recipes = BLOCKWISE if blocks else ROWWISE
         product = F.scaled_mm(
             inputs.numbers,
             weight.numbers.view(inputs.numbers.dtype).T,

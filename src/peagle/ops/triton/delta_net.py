@@ -34,16 +34,6 @@ class Inputs(NamedTuple):
     kept: Tensor | int
 
 
-class Spans(NamedTuple):
-    """As in `DeltaRows`."""
-
-    requests: Tensor
-    starts: Tensor
-    firsts: Tensor
-    counts: Tensor
-    accepted: Tensor
-
-
 @dataclass(frozen=True)
 class DeltaSizes:
     """Sizes that kernels are compiled with; as in `DeltaHeads`."""
@@ -79,7 +69,7 @@ def recur(
     )
     inputs = Inputs(product, gates, layer.kept)
     strides = Inputs(product.stride(0), gates.stride(0), layer.kept.stride(0))
-    spans = Spans(rows.requests, rows.starts, rows.firsts, rows.counts, rows.accepted)
+    spans = rows._replace(most=0)  # no kernel is compiled for it
     tiles = triton.cdiv(sizes.drafts + rows.most, ROWS)
     _bring[(count * tiles, triton.cdiv(heads.inputs, heads.key_dim))](
         inputs,
@@ -106,7 +96,6 @@ def recur(
         brought,
         given,
         spans,
-        rows.sure,
         strides,
         D=sizes,
         VALUES=values,
@@ -213,7 +202,6 @@ def _recur(
     brought,
     given,
     spans,
-    sures,
     strides,
     D: tl.constexpr,
     VALUES: tl.constexpr,
@@ -227,7 +215,7 @@ def _recur(
     request, known, first, count, replayed = _span(spans, span)
     if count == 0:
         return
-    sure = tl.load(sures + span).to(tl.int32)
+    sure = tl.load(spans.sure + span).to(tl.int32)
     head, part = program // (D.width // VALUES), program % (D.width // VALUES)
     key_lane, lane = tl.arange(0, D.keys), part * VALUES + tl.arange(0, VALUES)
     at = state + ((request * D.heads + head) * D.keys + key_lane[:, None]) * D.width + lane[None, :]

@@ -33,7 +33,6 @@ class Routing:
     scales: Tensor | None
     """[rows] float32, what rows still have to be multiplied by; None: nothing"""
     layout: BlockLayout
-    top_k: int
     block: int
     """Most pairs in a block."""
 

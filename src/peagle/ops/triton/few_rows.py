@@ -15,19 +15,19 @@ def linear(
     x: Tensor, squares: Tensor | None, eps: float, weight: Weight, bias: Tensor | None
 ) -> Tensor:
     """`(x / rms) @ weight.T + bias`; squares: the parts of the sum of squares, None for no rms."""
-    return _launched(ProductCall(x, squares, eps, weight, bias, x.new_empty(len(x), len(weight))))
+    return launch(ProductCall(x, squares, eps, weight, bias, x.new_empty(len(x), len(weight))))
 
 
 def invariant(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     """`x @ weight.T + bias`, where a row's result does not depend on the other rows."""
     out = x.new_empty(len(x), len(weight))
-    return _launched(ProductCall(x.contiguous(), None, 0.0, weight, bias, out, fixed=True))
+    return launch(ProductCall(x.contiguous(), None, 0.0, weight, bias, out, fixed=True))
 
 
 def gated(x: Tensor, squares: Tensor | None, eps: float, weight: Weight) -> Tensor:
     """silu(gate) * up of the two halves of a product: [rows, len(weight) / 2]."""
     out = x.new_empty(len(x), len(weight) // 2)
-    return _launched(ProductCall(x, squares, eps, weight, None, out, Epilogue.GATE))
+    return launch(ProductCall(x, squares, eps, weight, None, out, Epilogue.GATE))
 
 
 def add(
@@ -40,10 +40,5 @@ def add(
     tiles = triton.cdiv(len(weight), columns)
     squares = torch.empty(tiles, padded(len(x)), device=x.device, dtype=torch.float32)
     addition = Addition(stream, norm, scaled, squares)
-    _launched(ProductCall(x, None, 0.0, weight, bias, out, Epilogue.ADD, addition))
+    launch(ProductCall(x, None, 0.0, weight, bias, out, Epilogue.ADD, addition))
     return out, scaled, squares
-
-
-def _launched(call: ProductCall) -> Tensor:
-    launch(call)
-    return call.out

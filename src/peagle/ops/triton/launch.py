@@ -39,19 +39,19 @@ def overlaps(x: Tensor) -> bool:
 
 def shared_memory(x: Tensor) -> int:
     """Most bytes of shared memory for one program."""
-    return int(_properties(x.device.index)["max_shared_mem"]) if x.is_cuda else H200_SHARED_MEMORY
+    return int(_properties(x.device)["max_shared_mem"])
 
 
 def multiprocessors(x: Tensor) -> int:
     """Multiprocessors of the GPU: programs that run at once at least."""
-    return (
-        int(_properties(x.device.index)["multiprocessor_count"]) if x.is_cuda else H200_PROCESSORS
-    )
+    return int(_properties(x.device)["multiprocessor_count"])
 
 
 @functools.cache
-def _properties(device: int) -> dict[str, Any]:
-    found: dict[str, Any] = triton.runtime.driver.active.utils.get_device_properties(device)
+def _properties(device: torch.device) -> dict[str, Any]:
+    if device.type != "cuda":
+        return {"max_shared_mem": H200_SHARED_MEMORY, "multiprocessor_count": H200_PROCESSORS}
+    found: dict[str, Any] = triton.runtime.driver.active.utils.get_device_properties(device.index)
     return found
 
 

@@ -36,28 +36,24 @@ def moe(x: Tensor, weights: ExpertWeights) -> Tensor:
     x, result: [rows, hidden] in bfloat16, float16 or float32. The weights must be contiguous.
     """
     given = Normed(x.contiguous(), None, 0.0)
-    outputs = _outputs(given, given, weights)
-    return outputs.view(len(x), weights.top_k, x.shape[1]).sum(dim=1)
+    return _outputs(given, given, weights).sum(dim=1)
 
 
 def summands(x: Tensor, weights: ExpertWeights, routed: Tensor) -> Tensor:
     """As the reference: [rows, top_k, hidden]."""
     given, read = (Normed(rows.contiguous(), None, 0.0) for rows in (x, routed))
-    outputs = _outputs(given, read, weights, gelu=True)
-    return outputs.view(len(x), weights.top_k, x.shape[1])
+    return _outputs(given, read, weights, gelu=True)
 
 
 def add_mixture(
     x: Normed, experts: Experts, stream: Tensor, norm: RMSNorm
 ) -> tuple[Tensor, Normed]:
     """As the reference."""
-    outputs = _outputs(x, x, experts.weights())
-    outputs = outputs.view(len(stream), experts.top_k, stream.shape[1])
-    return add_normed(outputs, stream, norm)
+    return add_normed(_outputs(x, x, experts.weights()), stream, norm)
 
 
 def _outputs(x: Normed, routed: Normed, weights: ExpertWeights, gelu: bool = False) -> Tensor:
-    """What every pair's expert makes of it, weighed: [pairs, hidden].
+    """What every pair's expert makes of it, weighed: [rows, top_k, hidden].
 
     routed: what the router reads, x or its like; gelu: GEGLU, not SwiGLU.
     """
@@ -76,7 +72,7 @@ def _outputs(x: Normed, routed: Normed, weights: ExpertWeights, gelu: bool = Fal
     of_gate_up, of_down = (None, None) if clamped is None else (clamped.gate_up, clamped.down)
     products.gate_up(x.x, gate_up, of_gate_up, routing, gates, activated)
     products.down(activated, down, of_down, routing, outputs)
-    return outputs
+    return outputs.view(len(x.x), router.top_k, hidden)
 
 
 def block_for(pairs_an_expert: float, dtype: torch.dtype) -> int:

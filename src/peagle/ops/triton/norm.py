@@ -42,8 +42,7 @@ class MixtureRows(NamedTuple):
 
 def normed(x: Tensor, norm: RMSNorm) -> Normed:
     """As the reference; x: [rows, width] with any row stride."""
-    _, out = _launch(x[:, None], None, norm)
-    return Normed(out, None, norm.eps)
+    return _launch(x[:, None], None, norm)[1]
 
 
 def add_normed(summands: Tensor, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
@@ -51,16 +50,14 @@ def add_normed(summands: Tensor, stream: Tensor, norm: RMSNorm) -> tuple[Tensor,
 
     summands: [rows, count, width]; stream: [rows, width].
     """
-    total, out = _launch(summands, stream, norm)
-    return total, Normed(out, None, norm.eps)
+    return _launch(summands, stream, norm)
 
 
 def add(
     product: Tensor, own: RMSNorm, stream: Tensor, norm: RMSNorm, scalar: Tensor | None = None
 ) -> tuple[Tensor, Normed]:
     """As the reference."""
-    total, out = _launch(product[:, None], stream, norm, own, scalar)
-    return total, Normed(out, None, norm.eps)
+    return _launch(product[:, None], stream, norm, own, scalar)
 
 
 def add_before_mixture(
@@ -70,18 +67,16 @@ def add_before_mixture(
     to_experts, routed = torch.empty_like(stream), torch.empty_like(stream)
     weights = mixture.input_norm.weight, mixture.experts.router_scale
     read = MixtureRows(*weights, to_experts, routed)
-    total, out = _launch(product[:, None], stream, norm, own, read=read)
-    return total, MixtureInputs(Normed(out, None, norm.eps), to_experts, routed)
+    total, dense = _launch(product[:, None], stream, norm, own, read=read)
+    return total, MixtureInputs(dense, to_experts, routed)
 
 
 def add_summands(
     dense: Tensor, summands: Tensor, mixture: Mixture, stream: Tensor, norm: RMSNorm
 ) -> tuple[Tensor, Normed]:
     """As the reference."""
-    total, out = _launch(
-        summands, stream, norm, mixture.norm, mixture.scalar, dense=dense, mixture=mixture
-    )
-    return total, Normed(out, None, norm.eps)
+    how = mixture.norm, mixture.scalar
+    return _launch(summands, stream, norm, *how, dense=dense, mixture=mixture)
 
 
 def _launch(
@@ -93,7 +88,7 @@ def _launch(
     read: MixtureRows | None = None,
     dense: Tensor | None = None,
     mixture: Mixture | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Normed]:
     """The stream with what is added, and that normed: [rows, width] both."""
     rows, count, width = summands.shape
     total, out = (summands.new_empty(rows, width) for _ in range(2))
@@ -124,7 +119,7 @@ def _launch(
         **overlap(summands),
         num_warps=8 if block > 1024 else 4,
     )
-    return total, out
+    return total, Normed(out, None, norm.eps)
 
 
 @triton.jit

@@ -52,6 +52,13 @@ def _rates(rates, request):
     return tl.load(at), tl.load(at + 1), tl.load(at + 2)
 
 
+@triton.jit
+def penalized(rates, request):
+    """Whether a request has penalties."""
+    repetition, presence, frequency = _rates(rates, request)
+    return (repetition != 1) | (presence != 0) | (frequency != 0)
+
+
 @triton.jit(do_not_specialize=["rows"])  # a prompt's end is one row, a cycle K + 1
 def _penalize(
     logits,
@@ -68,9 +75,9 @@ def _penalize(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     index, place = row // rows, row % rows
     request = tl.load(requests + index).to(tl.int64)
-    repetition, presence, frequency = _rates(rates, request)
-    if (repetition == 1) & (presence == 0) & (frequency == 0):
+    if not penalized(rates, request):
         return
+    repetition, presence, frequency = _rates(rates, request)
     proposed = drafts + index * (rows - 1)
     for begin in range(part * BLOCK, vocab, tl.num_programs(1) * BLOCK):
         column = begin + tl.arange(0, BLOCK)
@@ -90,8 +97,7 @@ def _penalize(
 @triton.jit
 def _count_emitted(rates, counts, requests, emitted, numbers, width, vocab, WIDTH: tl.constexpr):
     request = tl.load(requests + tl.program_id(0)).to(tl.int64)
-    repetition, presence, frequency = _rates(rates, request)
-    if (repetition == 1) & (presence == 0) & (frequency == 0):
+    if not penalized(rates, request):
         return
     step = tl.arange(0, WIDTH)
     there = step < tl.minimum(tl.load(numbers + request), width)

@@ -86,8 +86,11 @@ class ProductCall:
     def results(self, tiles: int, splits: int, numbers: int) -> ProductResults:
         """Where what it gives goes. numbers: of a tile."""
         stream, norm, scaled, squares = self.addition or (self.out,) * 4
-        shared = meeting(self.out, tiles, splits, numbers)
-        return ProductResults(stream, norm, self.out, scaled, squares, *shared)
+        partial = arrivals = self.out
+        if splits > 1:
+            partial = squares.new_empty(tiles * splits * numbers, dtype=torch.float32)
+            arrivals = counters(partial.device, tiles)
+        return ProductResults(stream, norm, self.out, scaled, squares, partial, arrivals)
 
     @property
     def operands(self) -> tuple[Tensor, Tensor]:
@@ -102,14 +105,13 @@ class ProductCall:
         return (0, 0) if self.squares is None else (len(self.squares), self.squares.shape[1])
 
 
-def meeting(out: Tensor, tiles: int, splits: int, numbers: int) -> tuple[Tensor, Tensor]:
-    """Where programs that share a tile of so many numbers leave their sums, and where they are
-    counted; anything where none do."""
-    if splits == 1:
-        return out, out
-    size = tiles * splits * numbers
-    partial = torch.empty(size, dtype=torch.float32, device=out.device)
-    return partial, counters(out.device, tiles)
+@triton.jit
+def over_rms(squares, parts, held, row, real, depth, eps, PARTS: tl.constexpr):
+    """One over the root mean square of each row, by parts of its sum of squares [parts, held]."""
+    part = tl.arange(0, PARTS)
+    at = squares + part[:, None] * held + row[None, :]
+    found = tl.load(at, mask=(part < parts)[:, None] & real[None, :], other=0.0)
+    return tl.rsqrt(tl.sum(found, 0) / depth + eps)
 
 
 @triton.jit

@@ -20,6 +20,7 @@ from peagle.ops.triton.expert_blocks import (
 )
 from peagle.ops.triton.few_rows import invariant
 from peagle.ops.triton.launch import announce, begin, counters, overlap, wait
+from peagle.ops.triton.product_call import over_rms
 
 FEW = 16
 """Rows that one program can lay out: an expert's fit one block."""
@@ -85,7 +86,7 @@ def route(x: Normed, router: Router, block: int) -> Routing:
     blocks = order.new_empty(most_blocks(pairs, experts, block), 3)
     scales = None if x.squares is None else x.squares.new_empty(rows)
     layout = BlockLayout(order, blocks, order.new_empty(1))
-    routing = Routing(weights, scales, layout, router.top_k, block)
+    routing = Routing(weights, scales, layout, block)
     if rows <= FEW and not router.batch_invariant:
         _route_few(x, router, routing)
     else:
@@ -141,13 +142,10 @@ def _route_many(x: Normed, router: Router, routing: Routing) -> None:
 
 
 def _behind(x: Normed, router: Router, routing: Routing) -> RouterEpilogue:
-    unused = router.weight
-    last = (unused if given is None else given for given in (router.bias, router.factors))
-    if x.squares is None:
-        return RouterEpilogue(unused, 0, 0, x.eps, unused, *last)
-    assert routing.scales is not None
-    parts, held = x.squares.shape
-    return RouterEpilogue(x.squares, parts, held, x.eps, routing.scales, *last)
+    parts, held = (0, 0) if x.squares is None else x.squares.shape
+    given = x.squares, routing.scales, router.bias, router.factors
+    squares, *others = (router.weight if each is None else each for each in given)
+    return RouterEpilogue(squares, parts, held, x.eps, *others)
 
 
 def _choice(x: Normed, router: Router) -> RouterSizes:
@@ -169,11 +167,8 @@ def _choice(x: Normed, router: Router) -> RouterSizes:
 def _finished(logits, behind, row, rows, C: tl.constexpr):
     """The router's logits [R, lanes] from its product; stores what scales the rows."""
     if C.scaled:
-        part = tl.arange(0, C.parts)
-        at = behind.squares + part[:, None] * behind.held + row[None, :]
-        there = (part < behind.parts)[:, None] & (row < rows)[None, :]
-        found = tl.load(at, mask=there, other=0.0)
-        scale = tl.rsqrt(tl.sum(found, axis=0) / C.depth + behind.eps)
+        parts, held, eps = behind.parts, behind.held, behind.eps
+        scale = over_rms(behind.squares, parts, held, row, row < rows, C.depth, eps, C.parts)
         tl.store(behind.scales + row, scale, mask=row < rows)
         logits *= scale[:, None]
     if C.bias:

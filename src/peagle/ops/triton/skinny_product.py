@@ -31,7 +31,7 @@ from peagle.ops.triton.launch import (
     shared_memory,
     wait,
 )
-from peagle.ops.triton.product_call import ProductCall, gathered, left
+from peagle.ops.triton.product_call import ProductCall, gathered, left, over_rms
 from peagle.ops.triton.tiles import padded, tile_of
 from peagle.ops.triton.weights import (
     Packing,
@@ -192,8 +192,8 @@ def division_of(call: ProductCall) -> Division:
     return replace(given, stages=stages_for(programs, bytes_of_step, room, processors))
 
 
-def launch(call: ProductCall) -> None:
-    """Fill a call's results."""
+def launch(call: ProductCall) -> Tensor:
+    """Fill a call's results, of which the first is returned."""
     x, weight, (rows, depth) = call.x, call.weight, call.x.shape
     given, (squares, bias) = division_of(call), call.operands
     tiles, across, together = grid = given.grid(len(weight), rows)
@@ -217,6 +217,7 @@ def launch(call: ProductCall) -> None:
         num_warps=given.warps,
         num_stages=given.stages,
     )
+    return call.out
 
 
 @triton.jit
@@ -290,11 +291,7 @@ def _product(
         total = gathered(at, results.arrivals, own, F.splits)
     total = factored(total, weight.factors, line, W)
     if F.scaled:
-        part = tl.arange(0, F.parts)
-        at = squares + part[:, None] * held + row[None, :]
-        found = tl.load(at, mask=(part < parts)[:, None] & real[None, :], other=0.0)
-        factor = tl.rsqrt(tl.sum(found, 0) / depth + eps)
-        total = total * factor[None, :]
+        total = total * over_rms(squares, parts, held, row, real, depth, eps, F.parts)[None, :]
     kind = results.out.dtype.element_ty
     if F.gated:
         # rounded as a product is that is written before its gate is taken

@@ -5,13 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.config import NO_PENALTIES
 from peagle.ops.acceptance import Path
 from peagle.ops.candidates import Candidates, Pairs
 from peagle.ops.cycle_state import CycleState
 from peagle.ops.draft import NO_DRAFT, Draft, Tree
 from peagle.ops.race import SHARPENING, Race
 from peagle.ops.triton.draft import added_scores, kept_scores, pair_sides, raced
+from peagle.ops.triton.penalties import penalized
 from peagle.ops.triton.sampling import arrival_time, row_key
 
 HELD = 1024
@@ -22,7 +22,7 @@ def find_unbranched(state: CycleState, requests: Tensor, nodes: int) -> Tensor:
     """As the reference."""
     unbranched = torch.empty_like(requests)
     known = state.penalties.rates, state.computed, state.limits
-    _unbranched[(len(requests),)](*known, requests, unbranched, nodes, *NO_PENALTIES, num_warps=1)
+    _unbranched[(len(requests),)](*known, requests, unbranched, nodes, num_warps=1)
     return unbranched
 
 
@@ -83,28 +83,12 @@ def compact(
 
 
 @triton.jit(do_not_specialize=["nodes"])
-def _unbranched(
-    rates,
-    computed,
-    limits,
-    requests,
-    unbranched,
-    nodes,
-    REPETITION: tl.constexpr,
-    PRESENCE: tl.constexpr,
-    FREQUENCY: tl.constexpr,
-):
+def _unbranched(rates, computed, limits, requests, unbranched, nodes):
     index = tl.program_id(0)
     request = tl.load(requests + index)
-    of_request = rates + request * 3
-    penalized = (
-        (tl.load(of_request) != REPETITION)
-        | (tl.load(of_request + 1) != PRESENCE)
-        | (tl.load(of_request + 2) != FREQUENCY)
-    )
     limit = tl.load(limits + request)
     short = (tl.load(computed + request) + nodes + 1 > limit) & (limit > 0)
-    tl.store(unbranched + index, (penalized | short).to(tl.int64))
+    tl.store(unbranched + index, (penalized(rates, request) | short).to(tl.int64))
 
 
 @triton.jit

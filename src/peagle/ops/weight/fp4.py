@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from peagle.errors import InputError
-from peagle.ops.weight.quantized import Format
+from peagle.ops.weight.integers import FourBits
 
 LARGEST_SCALE = 127 + 64
 """Of MXFP4, as it is kept: 2 to the power of 64, what kernels have room for. 255 is NaN."""
@@ -23,27 +23,18 @@ SCALES = 16
 
 
 @dataclass(frozen=True)
-class FP4(Format):
+class FP4(FourBits):
     """E2M1. 16 bits have four numbers, 16 inputs apart in a run of 64, as `_orders` says."""
 
     block: int
     """Inputs that share a scale."""
-    bits: ClassVar[int] = 4
+    runs: ClassVar[int] = 64
 
-    def run(self, depth: int, block: tuple[int, int]) -> int:
-        return 64
+    def kept(self, words: Tensor) -> Tensor:
+        return _orders(words.device)[0][words]
 
-    def ordered(self, codes: Tensor, run: int) -> Tensor:
-        first, second, third, fourth = codes.unflatten(-1, (-1, 4, 16)).int().unbind(-2)
-        order, _ = _orders(codes.device)
-        found = order[first | second << 4 | third << 8 | fourth << 12]
-        return found.view(torch.uint8).flatten(-2)
-
-    def codes(self, numbers: Tensor, run: int) -> Tensor:
-        _, inverse = _orders(numbers.device)
-        given = inverse[numbers.view(torch.int16).int() & 0xFFFF].unflatten(-1, (-1, 16))
-        codes = torch.stack([given >> shift & 15 for shift in (0, 4, 8, 12)], dim=-2)
-        return codes.to(torch.uint8).flatten(-3)
+    def plain(self, words: Tensor) -> Tensor:
+        return _orders(words.device)[1][words.int() & 0xFFFF]
 
     def values(self, codes: Tensor) -> Tensor:
         known = torch.tensor([*POSITIVE, *(-value for value in POSITIVE)], device=codes.device)

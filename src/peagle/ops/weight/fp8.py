@@ -54,4 +54,4 @@ def fp8(weight: Tensor) -> QuantizedWeight:
     values = weight.detach().float()
     scales = values.abs().amax(dim=1, keepdim=True).clamp(min=LEAST_AMAX) / LARGEST_E4M3
     numbers = (values / scales).clamp(-LARGEST_E4M3, LARGEST_E4M3).to(E4M3)
-    return QuantizedWeight.of(FP8, numbers.view(torch.uint8), scales, (1, weight.shape[1]))
+    return QuantizedWeight(FP8, numbers.view(torch.uint8), scales, (1, weight.shape[1]))

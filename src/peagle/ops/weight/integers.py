@@ -20,17 +20,26 @@ class FourBits(Format):
     lowest: groups of 32, 64 and 128 inputs end where they do."""
 
     bits: ClassVar[int] = 4
+    runs: ClassVar[int] = RUN
 
     def run(self, depth: int, block: tuple[int, int]) -> int:
-        return RUN
+        return self.runs
 
     def ordered(self, codes: Tensor, run: int) -> Tensor:
         first, second, third, fourth = codes.unflatten(-1, (-1, 4, run // 4)).int().unbind(-2)
-        found = first | second << 4 | third << 8 | fourth << 12
+        found = self.kept(first | second << 4 | third << 8 | fourth << 12)
         return found.to(torch.int16).view(torch.uint8).flatten(-2)
 
+    def kept(self, words: Tensor) -> Tensor:
+        """How 16 bits are kept that have four codes one after the other."""
+        return words
+
+    def plain(self, words: Tensor) -> Tensor:
+        """The inverse of `kept`."""
+        return words
+
     def codes(self, numbers: Tensor, run: int) -> Tensor:
-        given = numbers.view(torch.int16).unflatten(-1, (-1, run // 4))
+        given = self.plain(numbers.view(torch.int16)).unflatten(-1, (-1, run // 4))
         codes = torch.stack([given >> shift & 15 for shift in (0, 4, 8, 12)], dim=-2)
         return codes.to(torch.uint8).flatten(-3)
 

@@ -1,10 +1,9 @@
 """A weight in few bits: numbers, and scales that blocks of them share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -86,36 +85,6 @@ class QuantizedWeight(nn.Module):
     def __init__(
         self,
         format: Format,  # noqa: A002 (the field's word)
-        shape: tuple[int, ...],
-        numbers: Tensor,
-        scales: Tensor,
-        block: tuple[int, int],
-        zeros: Tensor | None = None,
-        factors: Tensor | None = None,
-        divided: bool = False,
-        dynamic_activations: bool = False,
-    ) -> None:
-        """shape: of what is meant; the rest as `of` makes it."""
-        super().__init__()
-        self.format, self.shape, self.block = format, shape, block
-        self.divided, self.dynamic_activations = divided, dynamic_activations
-        self._scale_dtype = scales.dtype
-        kept = {"numbers": numbers, "scale_bytes": scales, "zeros": zeros, "factor_bytes": factors}
-        for name, tensor in kept.items():
-            stored = None if tensor is None else tensor.contiguous().view(torch.uint8)
-            self.register_buffer(name, stored, persistent=False)
-
-    numbers: Tensor
-    """[..., outputs, bytes]"""
-    scale_bytes: Tensor
-    zeros: Tensor | None
-    """[..., outputs, blocks of inputs] bytes: the codes that stand for 0; None: as of the format"""
-    factor_bytes: Tensor | None
-
-    @classmethod
-    def of(
-        cls,
-        format: Format,  # noqa: A002 (the field's word)
         packed: Tensor,
         scales: Tensor,
         block: tuple[int, int],
@@ -123,31 +92,41 @@ class QuantizedWeight(nn.Module):
         factors: Tensor | None = None,
         divided: bool = False,
         dynamic_activations: bool = False,
-    ) -> Self:
-        """From bytes [..., outputs, depth * bits / 8], of two numbers the first in the low bits.
+    ) -> None:
+        """packed: bytes [..., outputs, depth * bits / 8], of two numbers the first in the low bits.
 
         scales, zeros: [..., blocks of outputs, blocks of inputs], the latter bytes;
         factors: float32 [..., outputs].
         """
+        super().__init__()
         *leading, outputs, width = packed.shape
         depth = width * 8 // format.bits
-        run = format.run(depth, block)
-        missing = -depth % run
+        self.format, self.block, self.shape = format, block, (*leading, outputs, depth)
+        self.divided, self.dynamic_activations = divided, dynamic_activations
+        missing = -depth % self.run
         numbers = packed.new_empty(*leading, outputs, (depth + missing) * format.bits // 8)
         rows = max(STRIP // depth, 1)
         pairs = zip(
             numbers.flatten(0, -2).split(rows), packed.flatten(0, -2).split(rows), strict=True
         )
         for into, given in pairs:
-            into.copy_(format.ordered(F.pad(format.spread(given), (0, missing)), run))
+            into.copy_(format.ordered(F.pad(format.spread(given), (0, missing)), self.run))
         kept = format.columns(scales.shape[-1], block[1]) - scales.shape[-1]
-        scales = F.pad(scales.view(torch.uint8), (0, kept * scales.itemsize)).view(scales.dtype)
+        scale_bytes = F.pad(scales.view(torch.uint8), (0, kept * scales.itemsize))
         if zeros is not None:
             zeros = F.pad(zeros, (0, kept))
-        shape = (*leading, outputs, depth)
-        return cls(
-            format, shape, numbers, scales, block, zeros, factors, divided, dynamic_activations
-        )
+        self._scale_dtype = scales.dtype
+        stored = {"numbers": numbers, "scale_bytes": scale_bytes, "zeros": zeros}
+        for name, tensor in {**stored, "factor_bytes": factors}.items():
+            own = None if tensor is None else tensor.contiguous().view(torch.uint8)
+            self.register_buffer(name, own, persistent=False)
+
+    numbers: Tensor
+    """[..., outputs, bytes]"""
+    scale_bytes: Tensor
+    zeros: Tensor | None
+    """[..., outputs, blocks of inputs] bytes: the codes that stand for 0; None: as of the format"""
+    factor_bytes: Tensor | None
 
     def __len__(self) -> int:
         """The first size, as of a tensor."""
@@ -194,14 +173,6 @@ class QuantizedWeight(nn.Module):
         codes = self.format.codes(self.numbers, self.run)[..., : self.shape[-1]]
         return self.format.packed(codes).contiguous()
 
-    def strips(self) -> Iterator[tuple[slice, Tensor]]:
-        """Some outputs at a time of a matrix, and their numbers in float32: exact."""
-        (outputs, depth), high = self.shape, self.block[0]
-        step = max(STRIP // depth // high, 1) * high
-        for start in range(0, outputs, step):
-            rows = slice(start, min(start + step, outputs))
-            yield rows, self._values(rows)
-
     def dense(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The numbers themselves; exact in float32."""
         result = torch.empty(self.shape, dtype=dtype, device=self.device)
@@ -209,8 +180,11 @@ class QuantizedWeight(nn.Module):
             for index in range(len(self)):
                 result[index] = self[index].dense(dtype)
             return result
-        for rows, values in self.strips():
-            result[rows] = values
+        high = self.block[0]
+        step = max(STRIP // self.shape[1] // high, 1) * high
+        for start in range(0, len(self), step):
+            rows = slice(start, min(start + step, len(self)))
+            result[rows] = self._values(rows)
         return result
 
     def _values(self, rows: slice) -> Tensor:
