@@ -30,7 +30,7 @@ BF16, F32, INT = "*bf16", "*fp32", "*i64"
 FLAGS = {"OVERLAP": True}
 DENSE = Packing("dense", 1, 1, 1, 1, False, False, False, 1)
 OF_TENSOR = dict.fromkeys(("numbers", "scales", "zeros", "factors"), BF16) | {"weight": Operands}
-WIDTHS = ("depth", "outputs", "width", "hidden", "query_stride", "side_stride", "slots_stride")
+WIDTHS = ("depth", "outputs", "width", "hidden", "query_stride", "side_stride", "codes_stride", "slots_stride")
 
 
 def typed(name, types):

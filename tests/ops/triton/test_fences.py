@@ -33,6 +33,7 @@ from peagle.ops.triton import launch, layer_chain
 from peagle.ops.triton.layer_chain import products
 from peagle.ops.weight import FP8, INT4, MXFP4, NVFP4, QuantizedWeight, replace_weight
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="launches are interpreted ones")
 HIDDEN = 256
 HEADS = AttentionSpec(4, 2, 64, qk_norm=True)
 MLP, EXPERTS = MLPSpec(512), ExpertsSpec(8, 2, 256, 256, True)

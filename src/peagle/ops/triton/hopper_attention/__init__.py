@@ -72,13 +72,14 @@ def attend_product(
     tiling = _tiling(spec, rows, narrow, settled)
     assert shares is not None
     out = qkv.new_empty(len(qkv), spec.num_heads * spec.head_dim)
+    codes = cache.view(torch.int16) if narrow else cache
     items = len(shares) * spec.num_kv_heads
     partial = torch.empty(items * tiling.partial, dtype=torch.float32, device=qkv.device)
     # an item's heads side by side, so that items that are not used come last
     _attend_part[(spec.num_kv_heads, len(shares))](
         qkv,
         cache,
-        cache.view(torch.int16) if narrow else cache,
+        codes,
         shares,
         Contexts.of(rows),
         spec.rotations,
@@ -88,6 +89,7 @@ def attend_product(
         partial,
         counters(qkv.device, len(rows.requests) * spec.num_kv_heads),
         cache.stride(0),
+        codes.stride(0),
         rows.slots.stride(0),
         len(spec.rotations) - 1,
         spec.eps,
@@ -164,6 +166,7 @@ def _attend_part(
     partial,
     arrivals,
     side_stride,
+    codes_stride,
     slots_stride,
     last_position,
     eps,
@@ -205,7 +208,7 @@ def _attend_part(
         operands = gl.allocate_shared_memory(dtype, tile, TILE)
     table = contexts.slots + table_row * slots_stride
     span = (begin, end, start, stop, older, skipped)
-    sides = (codes + kv_head * TILING.stored, side_stride * TILING.stored // TILING.size)
+    sides = (codes + kv_head * TILING.stored, codes_stride)
     scales = (k_scale, v_scale)
     found = fetch_first(ring, table, span, sides, TILING)
     # all that is known before the product is
