@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from peagle.drafters.lookup import PRICE
 from peagle.ops.acceptance import Path
+from peagle.ops.cycle_state import CycleState
 from peagle.ops.draft import NO_DRAFT, Found
 from peagle.ops.lookup import MEMORY, look_up, weigh, write_newest
 
@@ -47,7 +48,9 @@ def test_the_newest_tokens_are_added_where_they_belong():
     history = torch.zeros(3, 6, dtype=torch.int32)
     emitted = torch.tensor([[7, 8, 9], [4, 5, 6], [1, 2, 3]])
     computed, pending = torch.tensor([5, 1, 2]), torch.tensor([3, 1, 2])
-    write_newest(history, torch.tensor([2, 0]), computed, pending, emitted)
+    state = CycleState.empty(emitted, computed, torch.zeros(3, 3, 1), 9, 3)
+    state = state._replace(computed=computed, pending=pending, emitted=emitted)
+    write_newest(history, state, torch.tensor([2, 0]))
     assert history.tolist() == [[0, 0, 0, 7, 8, 9], [0] * 6, [0, 1, 2, 0, 0, 0]]
 
 

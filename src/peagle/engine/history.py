@@ -25,8 +25,7 @@ class History:
 
     def follow(self, state: CycleState, requests: Tensor) -> None:
         """Add what requests emitted last. requests: [requests] table rows."""
-        columns = state.computed, state.pending, state.emitted
-        write_newest(self._tokens, requests, *columns)
+        write_newest(self._tokens, state, requests)
 
     def of(self, requests: Tensor, counts: Tensor) -> Texts:
         """The texts of some requests. requests, counts: as in `Texts`."""

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from peagle.ops.acceptance import Path, accepted_counts
+from peagle.ops.cycle_state import CycleState
 from peagle.ops.draft import NO_DRAFT, Found
 from peagle.ops.triton import in_kernels
 
@@ -12,19 +13,16 @@ MEMORY = 16
 
 
 @in_kernels("lookup")
-def write_newest(
-    history: Tensor, requests: Tensor, computed: Tensor, pending: Tensor, emitted: Tensor
-) -> None:
+def write_newest(history: Tensor, state: CycleState, requests: Tensor) -> None:
     """Add what requests emitted last to their texts.
 
     history: [table rows, positions] int32; requests: [requests] table rows, of which those that
-    repeat write the same; computed, pending: [table rows] the newest token's position, and how many
-    tokens up to it are in `emitted` [table rows, most].
+    repeat write the same.
     """
     for row in requests.tolist():
-        stop, count = int(computed[row]) + 1, int(pending[row])
+        stop, count = int(state.computed[row]) + 1, int(state.pending[row])
         room = history[row, stop - count : stop]
-        room.copy_(emitted[row, : len(room)])
+        room.copy_(state.emitted[row, : len(room)])
 
 
 @in_kernels("lookup")

@@ -30,7 +30,8 @@ BF16, F32, INT = "*bf16", "*fp32", "*i64"
 FLAGS = {"OVERLAP": True}
 DENSE = Packing("dense", 1, 1, 1, 1, False, False, False, 1)
 OF_TENSOR = dict.fromkeys(("numbers", "scales", "zeros", "factors"), BF16) | {"weight": Operands}
-WIDTHS = ("depth", "outputs", "width", "hidden", "query_stride", "side_stride", "codes_stride", "slots_stride")
+WIDTHS = ("depth", "outputs", "width", "hidden")
+WIDTHS += ("query_stride", "side_stride", "codes_stride", "slots_stride")
 
 
 def typed(name, types):
@@ -199,7 +200,8 @@ types = dict.fromkeys(("computed", "limits", "requests", "unbranched"), INT) | {
 compiled("tree", "_unbranched", types, {}, num_warps=1)
 names = ("requests", "computed", "pending", "emitted", "counts", "best", "tokens", "lengths")
 types = {"history": "*i32", "gains": F32, "used": "*i1", "price": "fp32", "forgets": "fp32"}
-types |= dict.fromkeys((*names, "drafts", "chosen"), INT)
+types |= dict.fromkeys((*names, *CycleState._fields, "drafts", "chosen"), INT)
+types |= {"state": CycleState, "penalties": Penalties, "rates": F32, "features": BF16}
 compiled("lookup", "_write_newest", types, {"WIDTH": 256})
 sizes = {"SHORTEST": 3, "LONGEST": 16, "BLOCK": 1024, "PARTS": 8}
 compiled("lookup", "_search", types, sizes)

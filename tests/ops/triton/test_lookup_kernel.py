@@ -5,6 +5,7 @@ import torch
 
 from peagle.ops import lookup
 from peagle.ops.acceptance import Path
+from peagle.ops.cycle_state import CycleState
 from peagle.ops.draft import Found
 
 ROWS, POSITIONS, LONGEST = 5, 120, 6
@@ -41,8 +42,12 @@ def test_the_newest_tokens_are_added(device):
     computed, pending = torch.tensor([5, 1, 119, 60, 0]), torch.tensor([6, 1, 4, 7, 1])
     requests = torch.tensor([4, 2, 0, 3, 2])
     expected, found = texts(), texts().to(device)
-    lookup.write_newest(expected, requests, computed, pending, emitted)
-    kernel.write_newest(found, *(x.to(device) for x in (requests, computed, pending, emitted)))
+    state = CycleState.empty(emitted, computed, torch.zeros(ROWS, 7, 1), 9, 3)
+    state = state._replace(computed=computed, pending=pending, emitted=emitted)
+    lookup.write_newest(expected, state, requests)
+    names = ("computed", "pending", "emitted")
+    moved = {name: getattr(state, name).to(device) for name in names}
+    kernel.write_newest(found, state._replace(**moved), requests.to(device))
     assert found.tolist() == expected.tolist()
 
 

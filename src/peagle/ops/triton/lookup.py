@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.acceptance import Path
+from peagle.ops.cycle_state import CycleState
 from peagle.ops.draft import NO_DRAFT, Found
 from peagle.ops.lookup import MEMORY
 
@@ -19,14 +20,11 @@ MOST_PLACES = tl.constexpr(1 << 32)
 """A match is known by its length times this, plus the place of its last token."""
 
 
-def write_newest(
-    history: Tensor, requests: Tensor, computed: Tensor, pending: Tensor, emitted: Tensor
-) -> None:
+def write_newest(history: Tensor, state: CycleState, requests: Tensor) -> None:
     """As the reference."""
-    _write_newest[(len(requests),)](
-        history, requests, computed, pending, emitted, history.stride(0), history.shape[1],
-        emitted.shape[1], WIDTH=triton.next_power_of_2(emitted.shape[1]),
-    )  # fmt: skip
+    most, sizes = state.emitted.shape[1], (history.stride(0), history.shape[1])
+    width = triton.next_power_of_2(most)
+    _write_newest[(len(requests),)](history, state, requests, *sizes, most, WIDTH=width)
 
 
 def look_up(
@@ -59,23 +57,13 @@ def weigh(gains: Tensor, found: Found, path: Path, price: float) -> None:
 
 
 @triton.jit
-def _write_newest(
-    history,
-    requests,
-    computed,
-    pending,
-    emitted,
-    stride,
-    positions,
-    most,
-    WIDTH: tl.constexpr,
-):
+def _write_newest(history, state, requests, stride, positions, most, WIDTH: tl.constexpr):
     mine = tl.load(requests + tl.program_id(0)).to(tl.int64)
-    count = tl.load(pending + mine)
+    count = tl.load(state.pending + mine)
     step = tl.arange(0, WIDTH)
-    place = tl.load(computed + mine) + 1 - count + step
+    place = tl.load(state.computed + mine) + 1 - count + step
     there = (step < count) & (step < most) & (place >= 0) & (place < positions)
-    token = tl.load(emitted + mine * most + step, mask=there, other=0)
+    token = tl.load(state.emitted + mine * most + step, mask=there, other=0)
     tl.store(history + mine * stride + place, token.to(tl.int32), mask=there)
 
 

@@ -47,15 +47,15 @@ def count_emitted(penalties: Penalties, requests: Tensor, emitted: Tensor, numbe
 
 
 @triton.jit
-def _rates(rates, request):
+def rates_of(rates, request):
+    """A request's penalties."""
     at = rates + request * 3
     return tl.load(at), tl.load(at + 1), tl.load(at + 2)
 
 
 @triton.jit
-def penalized(rates, request):
-    """Whether a request has penalties."""
-    repetition, presence, frequency = _rates(rates, request)
+def are_some(repetition, presence, frequency):
+    """Whether penalties change anything."""
     return (repetition != 1) | (presence != 0) | (frequency != 0)
 
 
@@ -75,9 +75,9 @@ def _penalize(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     index, place = row // rows, row % rows
     request = tl.load(requests + index).to(tl.int64)
-    if not penalized(rates, request):
+    repetition, presence, frequency = rates_of(rates, request)
+    if not are_some(repetition, presence, frequency):
         return
-    repetition, presence, frequency = _rates(rates, request)
     proposed = drafts + index * (rows - 1)
     for begin in range(part * BLOCK, vocab, tl.num_programs(1) * BLOCK):
         column = begin + tl.arange(0, BLOCK)
@@ -97,7 +97,8 @@ def _penalize(
 @triton.jit
 def _count_emitted(rates, counts, requests, emitted, numbers, width, vocab, WIDTH: tl.constexpr):
     request = tl.load(requests + tl.program_id(0)).to(tl.int64)
-    if not penalized(rates, request):
+    repetition, presence, frequency = rates_of(rates, request)
+    if not are_some(repetition, presence, frequency):
         return
     step = tl.arange(0, WIDTH)
     there = step < tl.minimum(tl.load(numbers + request), width)

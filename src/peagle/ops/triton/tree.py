@@ -11,7 +11,7 @@ from peagle.ops.cycle_state import CycleState
 from peagle.ops.draft import NO_DRAFT, Draft, Tree
 from peagle.ops.race import SHARPENING, Race
 from peagle.ops.triton.draft import added_scores, kept_scores, pair_sides, raced
-from peagle.ops.triton.penalties import penalized
+from peagle.ops.triton.penalties import are_some, rates_of
 from peagle.ops.triton.sampling import arrival_time, row_key
 
 HELD = 1024
@@ -86,9 +86,11 @@ def compact(
 def _unbranched(rates, computed, limits, requests, unbranched, nodes):
     index = tl.program_id(0)
     request = tl.load(requests + index)
+    repetition, presence, frequency = rates_of(rates, request)
+    penalized = are_some(repetition, presence, frequency)
     limit = tl.load(limits + request)
     short = (tl.load(computed + request) + nodes + 1 > limit) & (limit > 0)
-    tl.store(unbranched + index, (penalized(rates, request) | short).to(tl.int64))
+    tl.store(unbranched + index, (penalized | short).to(tl.int64))
 
 
 @triton.jit
