@@ -1,26 +1,15 @@
-"""Configuration: frozen values, checked once when they are made, trusted everywhere below."""
+"""How an engine computes and how a request is answered; `SpeculativeConfig` is found here, too."""
 
-import json
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from peagle.errors import ConfigError, InputError
+from peagle.configuration import Config, NonNegativeInt, PositiveInt
+from peagle.speculative_config import SpeculativeConfig as SpeculativeConfig
 
 DType = Literal["auto", "float32", "bfloat16"]
 DraftLengthMode = Literal["auto", "fixed"]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveInt = Annotated[int, Field(gt=0)]
 Temperature = Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)]
 TopK = Annotated[int, Field(ge=-1, lt=2**31)]
 TopP = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -32,38 +21,6 @@ MAX_LOGPROBS = 20
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 NO_PENALTIES = (1.0, 0.0, 0.0)
 """Repetition, presence and frequency penalties that change nothing."""
-
-
-class Config(BaseModel):
-    """A frozen value whose unknown keys and impossible values raise `InputError`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ConfigError(type(self).__name__, _problems(type(self), error)) from None
-
-
-SAID = ("value_error", "tuple_type", "extra_forbidden", "literal_error")
-"""Types of pydantic's errors whose words have the value, or need none."""
-
-
-def _problems(kind: type[Config], error: ValidationError) -> list[tuple[str, str]]:
-    problems = []
-    for detail in error.errors(include_url=False):
-        key = ".".join(str(part) for part in detail["loc"])
-        message, given = detail["msg"].removeprefix("Value error, "), detail["input"]
-        if detail["type"] not in SAID and isinstance(given, str | int | float):
-            message = f"{message}; {given!r:.40} was given"
-        if detail["type"] == "extra_forbidden":
-            near = get_close_matches(key, kind.model_fields, n=1, cutoff=0.75)
-            message = "no such key" + "".join(f"; did you mean {name}?" for name in near)
-        if detail["type"] == "tuple_type":
-            message = f"give a list: [{given}]" if isinstance(given, str) else "give a list"
-        problems.append((key, message))
-    return problems
 
 
 class RepetitionDetection(Config):
@@ -292,11 +249,3 @@ class EngineConfig(Config):
     step_timeout: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
     """Seconds after which a step counts as stuck, and a server ends; 0: never. Unset is 180 on a
     GPU and 600 on a CPU."""
-
-
-def parse_json_option(name: str, text: str, example: str) -> Any:
-    """The JSON value of the option `name`; the configuration that takes it checks its content."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is not JSON: {error}; give '{example}'") from None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from peagle.config import Config, PositiveInt, parse_json_option
+from peagle.configuration import Config, PositiveInt, parse_json_option
 from peagle.errors import ConfigError, InputError
 
 log = logging.getLogger("peagle.config")

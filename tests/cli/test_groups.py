@@ -6,7 +6,7 @@ import pytest
 
 from peagle.cli.groups import Flags, Several, fields, flattened
 from peagle.cli.script import new_app
-from peagle.config import Config, PositiveInt
+from peagle.configuration import Config, PositiveInt
 from peagle.errors import InputError
 
 

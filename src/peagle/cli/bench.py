@@ -14,7 +14,8 @@ from peagle.cli.options import SAMPLING, Hardware, Target, Threads, use_threads
 from peagle.cli.reporting import Reporting
 from peagle.cli.servers import Servers
 from peagle.cli.synthetic import Synthetic
-from peagle.config import DraftLengthMode, EngineConfig, PositiveInt, SamplingParams, Temperature
+from peagle.config import DraftLengthMode, EngineConfig, SamplingParams, Temperature
+from peagle.configuration import PositiveInt
 from peagle.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pydantic import model_validator
 from peagle.cli.groups import Several
 from peagle.cli.loading import read_speculation
 from peagle.cli.options import BOTH_FORMS, BothDrafters
-from peagle.config import PositiveInt
+from peagle.configuration import PositiveInt
 from peagle.errors import InputError
 from peagle.speculative_config import SpeculativeConfig
 

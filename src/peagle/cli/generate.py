@@ -20,7 +20,8 @@ from peagle.cli.options import (
     Threads,
     use_threads,
 )
-from peagle.config import EngineConfig, SamplingParams, parse_json_option
+from peagle.config import EngineConfig, SamplingParams
+from peagle.configuration import parse_json_option
 from peagle.errors import InputError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import typer
 from pydantic import ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 
-from peagle.config import Config
+from peagle.configuration import Config
 from peagle.errors import ConfigError, InputError
 
 Result = TypeVar("Result")

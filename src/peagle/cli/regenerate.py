@@ -28,7 +28,8 @@ from peagle.cli.options import (
     use_threads,
 )
 from peagle.cli.progress import run_bar
-from peagle.config import ChatConfig, EngineConfig, PositiveInt, SamplingParams, parse_json_option
+from peagle.config import ChatConfig, EngineConfig, SamplingParams
+from peagle.configuration import PositiveInt, parse_json_option
 from peagle.errors import InputError
 from peagle.speculative_config import SpeculativeConfig
 

@@ -22,7 +22,8 @@ from peagle.cli.options import (
     use_threads,
 )
 from peagle.cli.vllm_command import Command, read_command
-from peagle.config import ChatConfig, EngineConfig, parse_json_option
+from peagle.config import ChatConfig, EngineConfig
+from peagle.configuration import parse_json_option
 from peagle.errors import InputError, lacking, reason
 from peagle.pair import bundled
 from peagle.server import sagemaker

@@ -5,7 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peagle.config import Config, EngineConfig
+from peagle.config import EngineConfig
+from peagle.configuration import Config
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.methods import load_network, proposer_for
 from peagle.engine.engine import Engine

@@ -5,7 +5,8 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from peagle.config import Config, MinP, RepetitionPenalty, Temperature, TopK, TopP
+from peagle.config import MinP, RepetitionPenalty, Temperature, TopK, TopP
+from peagle.configuration import Config
 from peagle.errors import ConfigError, InputError
 from peagle.models.weights import read_json
 

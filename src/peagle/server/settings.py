@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from peagle.config import Config, NonNegativeInt, PositiveInt
+from peagle.configuration import Config, NonNegativeInt, PositiveInt
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 LogFormat = Literal["text", "json"]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 import yaml
 from pydantic import AfterValidator, Field, model_validator
 
-from peagle.config import Config, NonNegativeInt, PositiveInt
+from peagle.configuration import Config, NonNegativeInt, PositiveInt
 from peagle.errors import InputError
 from peagle.files import read_yaml
 

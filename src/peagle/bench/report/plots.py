@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT, ROW = 7.6, 3.4, 0.24
 """Inches of a plot, and of each row of one that grows with its settings."""
-COLOURS = ("#5b666f", "#b3372f", "#39558c", "#2f7d5b", "#8a5aa8", "#b5791f")
+COLOURS = ("#5b666f", "#a8281f", "#2f4f9e", "#3aa17e", "#c58bd0", "#b5791f")
 """The methods' colours, in their order; the first is no speculation's."""
 STROKES = {False: ("-", "--", ":", "-."), True: (":", "-.")}
 """Lines of a method's settings: ours, and a peer's."""
