@@ -35,7 +35,7 @@ SAMPLED = {name: SAMPLING[name] for name in ("max_tokens", "top_k", "top_p", "mi
 }
 
 
-class Work(Flags):
+class Questions(Flags):
     """What is asked, how, and how often."""
 
     prompts: list[str] = [*BUNDLED]
@@ -83,7 +83,7 @@ def bench(
     *,
     target: Target,
     compared: Compared,
-    work: Work,
+    work: Questions,
     sampling: Annotated[dict[str, Any], fields(SamplingParams, SAMPLED, ignore_eos=True)],
     servers: Servers,
     reporting: Reporting,
@@ -140,7 +140,7 @@ def _refuse_beside_servers(asked: EngineConfig, flags: Mapping[str, Any]) -> Non
 def _of_shape(
     synthetic: Synthetic,
     compared: Compared,
-    work: Work,
+    work: Questions,
     params: SamplingParams,
     engine: EngineConfig,
 ) -> Benchmark:
@@ -168,7 +168,7 @@ def _of_shape(
 def _of_models(
     target: str | None,
     compared: Compared,
-    work: Work,
+    work: Questions,
     sets: "Mapping[str, tuple[Prompt, ...]]",
     params: SamplingParams,
     engine: EngineConfig,

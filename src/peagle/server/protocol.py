@@ -3,13 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    RootModel,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, RootModel, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from peagle.config import (
@@ -23,15 +17,7 @@ from peagle.config import (
     TopLogprobs,
 )
 from peagle.models.chat_template import RESERVED
-from peagle.server.body import (
-    Body,
-    Count,
-    Integer,
-    Items,
-    Positive,
-    Refused,
-    Whole,
-)
+from peagle.server.body import Body, Count, Integer, Items, Positive, Refused, Whole
 from peagle.server.messages import MessageBody
 from peagle.server.tool_body import AllowedTools, PlainChoice, ToolBody, ToolChoice, Tools
 
