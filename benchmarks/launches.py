@@ -14,7 +14,7 @@ GROUPS = {
     "routing": r"^_route|^_layout_kernel|softmax|sort",
     "choice, inputs, commit": (
         r"^_(part|merge|sample|draw|penalize|count_emitted|commit)$|_inputs$|argmax|arg_max"
-        r"|^_(write_newest|search|follow|weigh|log_share|unbranched|grow|walk|compact)$"
+        r"|^_(write_newest|search|follow|weigh|log_share|unbranched|grow|walk|compact|advance)$"
     ),
     "copies": r"Memcpy|Memset|copy|index|gather|CatArray|scatter",
     "norms, elementwise": r"^_add_kernel|norm|glu$|silu|elementwise|reduce",

@@ -150,7 +150,8 @@ def test_answers_that_are_cut_are_kept_as_token_ids(regenerate, target, chats, t
     (expected,) = LLM(target).generate([text], SamplingParams(max_tokens=1))
     (place,) = (number for number, line in enumerate(lines, 1) if line["source"].endswith(":2"))
     found = samples[f"{tmp_path / 'out.jsonl'}:{place}"]
-    assert (found.prompt, found.response) == (prompt, tuple(expected.token_ids))
+    assert found.ids == (*prompt, *expected.token_ids)
+    assert found.responses == ((len(prompt), len(found.ids)),)
     assert "\n3 were there already" in regenerate("--max-tokens", 1, "--keep-cut").out
     assert "cut at 1 tokens, not by" in regenerate("--max-tokens", 2, "--keep-cut").err
 

@@ -8,7 +8,8 @@
 
 - Its life: `run` (listen, serve, drain, end), `settings`, `app` (the routes), `sagemaker` and
   `vllm` (other ways to start).
-- Around routes: `connection` and `middleware` (bounds, keys, the log), `errors`, `metrics`.
+- Around routes: `connection` and `middleware` (bounds, keys, the log), `errors`, `metrics`,
+  `spans` (traces).
 - Bodies: `body` (strict objects), `body_route` (read in one pass), `protocol` (fields), `variants`,
   `messages`, `tool_body` and `tools`, `sampling` (fields to `SamplingParams`).
 - Routes: `completions`, `chat`, `anthropic` (Messages), `responses`, over `service`, which admits,
