@@ -40,8 +40,12 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 def run(function: object, *operands: Tensor) -> list[Tensor]:
     """The results of a function's instructions, given what stands after them."""
-    source = inspect.getsource(getattr(function, "fn", function))
-    text = re.search(r'inline_asm_elementwise\(\s*"""(.*?)"""', source, re.S)[1]
+    function = getattr(function, "fn", function)
+    source = inspect.getsource(function)
+    text, named = re.search(
+        r'inline_asm_elementwise\(\s*(?:"""(.*?)"""|(\w+))', source, re.S
+    ).groups()
+    text = text or function.__globals__[named].value
     results = re.search(r'"((?:=r,)+)', source)[1].count("=r")
     held = {f"${results + i}": operand for i, operand in enumerate(operands)}
 

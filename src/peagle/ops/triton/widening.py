@@ -11,6 +11,26 @@ To the product -0 is added, which changes nothing: before Hopper no instruction 
 import triton
 import triton.language as tl
 
+BFLOAT16_OF_E4M3 = tl.constexpr(
+    """
+    {
+    .reg .b32 lower, rest, power, zero;
+    mov.b32 zero, 0x80008000;
+    mov.b32 power, 0x7B807B80;
+    shl.b32 lower, $2, 8;
+    shl.b32 rest, $2, 4;
+    and.b32 rest, rest, 0x07F007F0;
+    lop3.b32 lower, lower, 0x80008000, rest, 0xEA;
+    fma.rn.bf16x2 $0, lower, power, zero;
+    shr.u32 rest, $2, 4;
+    and.b32 rest, rest, 0x07F007F0;
+    lop3.b32 rest, $2, 0x80008000, rest, 0xEA;
+    fma.rn.bf16x2 $1, rest, power, zero;
+    }
+    """
+)
+"""From 16 bits in twice 32, of which a thread has two, to their lower and their upper numbers."""
+
 
 @triton.jit
 def e4m3(codes, kind: tl.constexpr):
@@ -19,22 +39,7 @@ def e4m3(codes, kind: tl.constexpr):
     # bits, and 2 to the power of 120 is the difference of the exponents' biases
     if kind == tl.bfloat16:
         return tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 lower, rest, power, zero;
-            mov.b32 zero, 0x80008000;
-            mov.b32 power, 0x7B807B80;
-            shl.b32 lower, $2, 8;
-            shl.b32 rest, $2, 4;
-            and.b32 rest, rest, 0x07F007F0;
-            lop3.b32 lower, lower, 0x80008000, rest, 0xEA;
-            fma.rn.bf16x2 $0, lower, power, zero;
-            shr.u32 rest, $2, 4;
-            and.b32 rest, rest, 0x07F007F0;
-            lop3.b32 rest, $2, 0x80008000, rest, 0xEA;
-            fma.rn.bf16x2 $1, rest, power, zero;
-            }
-            """,
+            BFLOAT16_OF_E4M3,
             "=r,=r,r",
             [codes],
             dtype=(tl.bfloat16, tl.bfloat16),

@@ -3,6 +3,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from peagle.ops.triton.widening import BFLOAT16_OF_E4M3
+
 
 @gluon.jit
 def kept_of(x, scale, KIND: gl.constexpr):
@@ -32,22 +34,7 @@ def widen(codes, into, scale, TILING: gl.constexpr):
 def bfloat16_of(codes):
     """The lower and the upper number of each 16 bits, as `widening.e4m3` finds them."""
     return gl.inline_asm_elementwise(
-        """
-        {
-        .reg .b32 lower, rest, power, zero;
-        mov.b32 zero, 0x80008000;
-        mov.b32 power, 0x7B807B80;
-        shl.b32 lower, $2, 8;
-        shl.b32 rest, $2, 4;
-        and.b32 rest, rest, 0x07F007F0;
-        lop3.b32 lower, lower, 0x80008000, rest, 0xEA;
-        fma.rn.bf16x2 $0, lower, power, zero;
-        shr.u32 rest, $2, 4;
-        and.b32 rest, rest, 0x07F007F0;
-        lop3.b32 rest, $2, 0x80008000, rest, 0xEA;
-        fma.rn.bf16x2 $1, rest, power, zero;
-        }
-        """,
+        BFLOAT16_OF_E4M3,
         "=r,=r,r",
         [codes],
         dtype=(gl.bfloat16, gl.bfloat16),
