@@ -17,8 +17,7 @@ import torch
 import typer
 
 from peagle.bench.random_weights import Weights, random_ends, random_layers
-from peagle.bench.shapes import Shape, random_drafter, random_mtp, shape_of
-from peagle.bench.synthetic import DRAFT_LAYERS
+from peagle.bench.shapes import DRAFT_LAYERS, Shape, random_drafter, random_mtp, shape_of
 from peagle.cli.script import run
 from peagle.device import resolve_device
 from peagle.drafters.checkpoint import save_drafter

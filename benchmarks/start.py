@@ -19,8 +19,7 @@ import torch
 import typer
 
 from peagle.bench.random_weights import random_target
-from peagle.bench.shapes import random_drafter, shape_of
-from peagle.bench.synthetic import DRAFT_LAYERS
+from peagle.bench.shapes import random_proposer, shape_of
 from peagle.cli.script import run
 from peagle.config import EngineConfig
 from peagle.engine.device.worker import DeviceWorker
@@ -84,9 +83,8 @@ def started(shape: str, method: str, seats: int) -> Start:
     """Start an engine with K by load, as `peagle serve` does."""
     k, found = METHODS[method][0], shape_of(shape)
     where = torch.device("cuda"), torch.bfloat16
-    target, drafter = random_target(found.target, *where, found.weights), None
-    if method in DRAFT_LAYERS:
-        drafter = random_drafter(found, method == "peagle", DRAFT_LAYERS[method], *where)
+    target = random_target(found.target, *where, found.weights)
+    drafter = random_proposer(found, method, target)
     took: list[tuple[float, int]] = []
     begun = time.perf_counter()
     with mock.patch.object(DeviceWorker, "capture", _measured(took)):

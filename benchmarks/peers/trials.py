@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from peagle.bench.load import WARM_UP_TOKENS
 from peagle.bench.random_weights import PLAIN
-from peagle.bench.shapes import shape_of
-from peagle.bench.synthetic import CONTEXT, DRAFT_LAYERS, acceptance_rates
+from peagle.bench.shapes import DRAFT_LAYERS, shape_of
+from peagle.bench.synthetic import CONTEXT, acceptance_rates
 from peagle.config import DraftLengthMode
 from peagle.errors import InputError
 from peers.job import Job

@@ -7,8 +7,8 @@ from random_engine import random_engine
 from peagle.bench import synthetic
 from peagle.bench.case import Setup
 from peagle.bench.random_weights import random_target
-from peagle.bench.shapes import SHAPES, random_block, shape_of, weight_bytes
-from peagle.bench.synthetic import DRAFT_LAYERS, SyntheticWorkload, require_room
+from peagle.bench.shapes import DRAFT_LAYERS, SHAPES, random_block, shape_of, weight_bytes
+from peagle.bench.synthetic import SyntheticWorkload, require_room
 from peagle.config import EngineConfig
 from peagle.drafters.selector import SelectorConfig
 from peagle.errors import InputError

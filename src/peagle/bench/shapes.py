@@ -10,7 +10,7 @@ from torch import nn
 
 from peagle.bench.random_weights import PLAIN, RandomWeights, Weights, target_bytes
 from peagle.drafters.checkpoint import EMBEDDINGS, HEAD, attach_shared
-from peagle.drafters.dflash import BlockConfig, BlockModel
+from peagle.drafters.dflash import BlockConfig, BlockModel, default_block_taps
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps, heads_like
@@ -26,6 +26,8 @@ from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
 SIZES = Path(__file__).with_name("shapes.yaml")
 REDUCED_VOCABULARY = 32_000
 MASK_TOKEN = 151_643
+DRAFT_LAYERS = {"peagle": 4, "eagle3": 1}
+"""Layers of drafters by their method."""
 BLOCK_SIZE, BLOCK_LAYERS = 16, 5
 """Of a DFlash head, as published ones for Qwen3-8B have them."""
 
@@ -59,6 +61,18 @@ def shape_of(name: str) -> Shape:
     return SHAPES[name]
 
 
+def random_proposer(shape: Shape, method: str, target: Decoder) -> Drafter | None:
+    """What drafts by a method for a shape's target, with random weights; None: nothing does."""
+    if method == "none":
+        return None
+    if method == "mtp":
+        return random_mtp(target, shape.weights)
+    if method == "dflash":
+        return random_block(shape, target)
+    like, layers = target.embed.weight, DRAFT_LAYERS[method]
+    return random_drafter(shape, method == "peagle", layers, like.device, like.dtype)
+
+
 def random_drafter(
     shape: Shape, parallel: bool, layers: int, device: torch.device, dtype: torch.dtype
 ) -> Drafter:
@@ -79,9 +93,7 @@ def random_mtp(target: Decoder, weights: Weights) -> Drafter:
 
 def random_block(shape: Shape, target: Decoder) -> Drafter:
     """A DFlash head with random weights, and the target's embeddings and head."""
-    with torch.device("meta"):
-        model = BlockModel(block_config(shape), shape.target.max_length)
-    attach_shared(model, target, frozenset((EMBEDDINGS, HEAD)))
+    model = _block_model(shape, target)
     own, like = (model.fc, model.hidden_norm, model.layers, model.readout.norm), target.embed.weight
     RandomWeights(like.device, like.dtype).fill(nn.ModuleList(own))
     return drafter_for(model.to(like.device).eval())
@@ -93,16 +105,23 @@ def block_config(shape: Shape) -> BlockConfig:
     heads = replace(heads_like(target), qk_norm=True, causal=False)
     layer = LayerSpec(heads, MLPSpec(shape.draft_intermediate_size))
     sizes = target.vocab_size, target.hidden_size
-    step = (len(target.layers) - 4) / (BLOCK_LAYERS - 1)
     return BlockConfig(
         transformer=DecoderSpec(*sizes, BLOCK_LAYERS * (layer,), max_length=target.max_length),
         target_hidden_size=target.hidden_size,
-        taps=tuple(2 + round(index * step) for index in range(BLOCK_LAYERS)),
+        taps=default_block_taps(BLOCK_LAYERS, len(target.layers)),
         draft_vocab_size=target.vocab_size,
         mask_token_id=min(MASK_TOKEN, target.vocab_size - 1),
         block_size=BLOCK_SIZE,
         target_layers=len(target.layers),
     )
+
+
+def _block_model(shape: Shape, target: Decoder) -> BlockModel:
+    """A DFlash head without weights but for those of the target."""
+    with torch.device("meta"):
+        model = BlockModel(block_config(shape), shape.target.max_length)
+    attach_shared(model, target, frozenset((EMBEDDINGS, HEAD)))
+    return model
 
 
 def draft_config(shape: Shape, parallel: bool, layers: int) -> DrafterConfig:
@@ -142,8 +161,7 @@ def _draft_parameters(shape: Shape, method: str, layers: int) -> int:
         return sum(value.numel() for value in model.parameters())
     with torch.device("meta"):
         target = Decoder(shape.target, max_length=1)
-        model = MTPHead(target) if method == "mtp" else BlockModel(block_config(shape), 1)
-    attach_shared(model, target, frozenset((EMBEDDINGS, HEAD)))
+        model = MTPHead(target) if method == "mtp" else _block_model(shape, target)
     shared = {*target.parameters()}
     return sum(value.numel() for value in model.parameters() if value not in shared)
 

@@ -10,17 +10,15 @@ from peagle.bench.case import Case, Setup
 from peagle.bench.load import Exchange
 from peagle.bench.random_weights import random_target
 from peagle.bench.shapes import (
-    random_block,
-    random_drafter,
-    random_mtp,
+    DRAFT_LAYERS,
     random_prompts,
+    random_proposer,
     shape_of,
     weight_bytes,
 )
 from peagle.bench.target import kv_memory
 from peagle.config import EngineConfig, SamplingParams
 from peagle.device import free_memory, gib, resolve_device, resolve_dtype
-from peagle.drafters.drafter import Drafter
 from peagle.drafters.selector import SelectorConfig
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
@@ -33,7 +31,6 @@ from peagle.set_acceptance import SetAcceptance
 CONTEXT = 4096
 CPU_WEIGHTS = 1 << 30
 """Bytes of weights above which a CPU must be asked for by name."""
-DRAFT_LAYERS = {"peagle": 4, "eagle3": 1}
 
 
 def acceptance_rates(k: int, length: float) -> list[float]:
@@ -159,7 +156,8 @@ class SyntheticWorkload:
                 "draft_length": setup.draft_length,
             }
         )
-        drafter = self._drafter(setup.method)
+        shape = replace(shape_of(self.shape), selector=self.selector)
+        drafter = random_proposer(shape, setup.method, self._target)
         if shared:
             memory = kv_memory(self._target, drafter, setup.k, config, asked + setup.k)
             config = config.model_copy(update={"kv_cache_memory": memory})
@@ -167,18 +165,6 @@ class SyntheticWorkload:
         acceptance = SetAcceptance(rates)
         engine = Engine(self._target, drafter, setup.k, config, acceptance=acceptance)
         return LLM.over(engine, NoText())
-
-    def _drafter(self, method: str) -> Drafter | None:
-        if method == "none":
-            return None
-        if method == "mtp":
-            return random_mtp(self._target, shape_of(self.shape).weights)
-        if method == "dflash":
-            return random_block(shape_of(self.shape), self._target)
-        weight = self._target.embed.weight
-        parallel, layers = method == "peagle", DRAFT_LAYERS[method]
-        shape = replace(shape_of(self.shape), selector=self.selector)
-        return random_drafter(shape, parallel, layers, weight.device, weight.dtype)
 
     @cached_property
     def _target(self) -> Decoder:

@@ -44,8 +44,7 @@ class Synthetic(Flags):
     def drafters(self, methods: Sequence[str]) -> "dict[str, HeadConfig]":
         """The drafters of the shape that have sizes of their own. Raises `InputError` for an
         unknown shape."""
-        from peagle.bench.shapes import block_config, draft_config, shape_of
-        from peagle.bench.synthetic import DRAFT_LAYERS
+        from peagle.bench.shapes import DRAFT_LAYERS, block_config, draft_config, shape_of
 
         shape = shape_of(self.shape or "")
         if "mtp" in methods and not shape.target.recurrent:

@@ -76,6 +76,14 @@ class BlockConfig(HeadConfig):
         return self.block_size - 1
 
 
+def default_block_taps(layers: int, of_target: int) -> tuple[int, ...]:
+    """The aux layers of a head of so many layers where nothing names them, as EAGLE counts them."""
+    if layers == 1:
+        return (of_target // 2 + 1,)
+    step = (of_target - 4) / (layers - 1)
+    return tuple(round(1 + index * step) + 1 for index in range(layers))
+
+
 @dataclass(frozen=True)
 class BlockRows:
     """Which rows of a pass are known positions, and which are blocks'."""

@@ -21,7 +21,7 @@ from peagle.drafters.checkpoint import (
 )
 from peagle.drafters.config_file import SPECULATORS, config_problems, draft_windows, layers_json
 from peagle.drafters.correction import selector_rules
-from peagle.drafters.dflash import BlockConfig, BlockModel, ConvSpec
+from peagle.drafters.dflash import BlockConfig, BlockModel, ConvSpec, default_block_taps
 from peagle.drafters.quantization import quantize
 from peagle.drafters.selector import SelectorConfig
 from peagle.errors import InputError
@@ -142,12 +142,8 @@ def _taps(values: Values, own: Values, layers: int, of_target: int) -> tuple[int
     """Aux layers as EAGLE counts them; z-lab names the layer before."""
     if SPECULATORS in values:
         return tuple(int(tap) for tap in values["aux_hidden_state_layer_ids"])
-    named = own.get("target_layer_ids")
-    if named is None and layers == 1:
-        named = [of_target // 2]
-    if named is None:
-        step = (of_target - 4) / (layers - 1)
-        named = [round(1 + index * step) for index in range(layers)]
+    if (named := own.get("target_layer_ids")) is None:
+        return default_block_taps(layers, of_target)
     if list(named) != sorted(named):
         raise InputError(f"target_layer_ids {list(named)} are not ascending, as fc reads them")
     return tuple(int(layer) + 1 for layer in named)

@@ -46,7 +46,7 @@ class Replicas(EngineClient):
 
     def __init__(self, source: EngineSource, count: int) -> None:
         self._starts: list[Callable[[], EngineProcess]] = _starts(source, count)
-        first = self._starts[0]()  # it measures tile sizes and reads the files for all others
+        first = self._starts[0]()  # it compiles kernels and reads the files for all others
         with ThreadPoolExecutor(count) as together:
             self._engines = [first, *together.map(lambda start: start(), self._starts[1:])]
         super().__init__(first.facts)
