@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 
@@ -17,6 +18,7 @@ from peagle.completion import Completion
 from peagle.config import StructuredOutputs
 from peagle.engine_client import prefix_owners, replicas
 from peagle.engine_client.prefix_owners import PrefixOwners
+from peagle.engine_client.process import EngineProcess
 from peagle.engine_client.replicas import LOST
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
@@ -62,6 +64,14 @@ def wait_until(true) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_answers_are_those_of_one_engine_whichever_gets_them(two: AsyncLLM, pair: TinyPair):
@@ -149,6 +159,30 @@ def test_a_server_fails_once_no_engine_is_left_and_none_starts(
             os.kill(engine.pid, signal.SIGKILL)
         wait_until(lambda: llm.failed)
         assert not llm.responds
+
+
+def test_one_that_starts_while_all_are_closed_is_closed_too(
+    pair: TinyPair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    started, begins, is_closed = [], threading.Event(), threading.Event()
+
+    class Late(EngineProcess):
+        def __init__(self, *given):
+            if len(started) == 2:
+                begins.set()
+                assert is_closed.wait(PATIENCE)
+            super().__init__(*given)
+            started.append(self)
+
+    monkeypatch.setattr(replicas, "EngineProcess", Late)
+    with contextlib.closing(AsyncLLM(lambda: made(pair, 2))) as llm:
+        os.kill(started[1].pid, signal.SIGKILL)
+        assert begins.wait(PATIENCE)
+    assert not llm.responds
+    caplog.clear()
+    is_closed.set()
+    wait_until(lambda: len(started) == 3 and not is_running(started[2].pid))
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ class Replicas(EngineClient):
     def close(self) -> None:
         """End all processes, and wait for them."""
         self._closing.set()
-        for engine in (*self._engines, *(one for _, one in self._started)):
+        for engine in (*self._engines, *(one for _, one in list(self._started))):
             engine.close()
 
     def _choose(self, prompt: Sequence[int], salt: str | None) -> int:
@@ -191,14 +191,19 @@ class Replicas(EngineClient):
         """Start an engine in place of one that ended; from a thread of its own."""
         while not self._closing.is_set():
             try:
-                self._started.append((index, self._starts[index]()))
+                engine = self._starts[index]()
+                self._started.append((index, engine))
+                if self._closing.is_set():  # perhaps after `close` had looked
+                    engine.close()
                 break
             except Exception as error:
                 told = f"engine {index} does not start, and is tried again in {PAUSE:g} s: {error}"
-                log.error(told)
+                if not self._closing.is_set():
+                    log.error(told)
             self._is_lost = not self._started and all(engine.ended for engine in self._engines)
             self._closing.wait(PAUSE)
-        self.wake()
+        if not self._closing.is_set():
+            self.wake()
 
 
 def _starts(source: EngineSource, count: int) -> list[Callable[[], EngineProcess]]:
