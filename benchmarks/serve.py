@@ -24,9 +24,8 @@ from typing import Annotated, Any
 
 import typer
 
-from peagle.bench.processes import family
 from peagle.bench.prompts import load_prompts
-from peagle.bench.server_process import ServerProcess, started
+from peagle.bench.server_process import ServerProcess, family, started
 from peagle.cli.script import run
 from peagle.errors import InputError
 from peers import card

@@ -1,13 +1,15 @@
 """Servers that are started: their ports, their ends, and what those say that do not start."""
 
+import glob
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from peagle.bench.processes import family
-from peagle.bench.server_process import listening, started
+from peagle.bench.server_process import family, listening, started
 from peagle.errors import InputError
 
 LISTENS = """
@@ -52,3 +54,28 @@ def test_one_that_does_not_start_says_what_it_said(script: str, seconds: float, 
     ):
         pytest.fail("it started")
     assert str(failure.value).partition(":\n")[2] == told
+
+
+def test_what_a_process_started_is_of_its_family():
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    process = subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE)
+    try:
+        end = time.monotonic() + 240
+        while len(family([process.pid])) < 2 and time.monotonic() < end:
+            time.sleep(0.05)
+        assert len(family([process.pid])) == 2
+        assert family([process.pid]) < family([os.getpid()])
+    finally:
+        process.communicate(b"\n")
+    assert family([process.pid]) == set()
+
+
+@pytest.mark.parametrize("content", [b"", b"18 (a", b"18 (a) S"])
+def test_what_is_half_read_is_no_process(tmp_path, monkeypatch, content):
+    stats = {12: b"12 (a) S 1 0", 13: b"13 (a) 3 \xff) S 12 0", 18: content}
+    for pid, stat in stats.items():
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_bytes(stat)
+    gone = tmp_path / "19" / "stat"
+    monkeypatch.setattr(glob, "iglob", lambda _: [*map(str, tmp_path.glob("*/stat")), str(gone)])
+    assert family([12]) == {12, 13}

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tiny
@@ -16,7 +17,6 @@ from tiny_pair import TinyPair, save_pair
 
 from peagle import LLM, AsyncLLM, InputError, SamplingParams, SpeculativeConfig
 from peagle.async_llm import EngineClosedError
-from peagle.bench.processes import core_time
 from peagle.completion import Completion
 from peagle.config import StructuredOutputs
 from peagle.engine.engine import EngineDeadError
@@ -84,12 +84,15 @@ def wait_until(true) -> None:
 
 def rests(pid: int) -> bool:
     """Whether a process neither runs nor waits for a core for half a second."""
-    before = core_time([pid])
+    before = core_seconds(pid)
     time.sleep(0.5)
-    after = core_time([pid])
-    assert before is not None
-    assert after is not None
-    return after.ran + after.waited - before.ran - before.waited < 0.01
+    return core_seconds(pid) - before < 0.01
+
+
+def core_seconds(pid: int) -> float:
+    """How long all threads of a process have run or waited for a core."""
+    times = [place.read_text().split() for place in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return 1e-9 * sum(int(ran) + int(waited) for ran, waited, _ in times)
 
 
 @pytest.mark.parametrize(

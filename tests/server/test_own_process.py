@@ -17,7 +17,7 @@ import torch
 from process import Process
 from stuck_child import STUCK
 
-from peagle.bench.processes import family
+from peagle.bench.server_process import family
 from peagle.cli.loading import wants_own_process
 from peagle.config import EngineConfig
 from peagle.pair import bundled

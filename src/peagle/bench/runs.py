@@ -24,8 +24,8 @@ class Run:
     rounds: tuple[float, ...] = ()
     """OTPS of every round; this run is the median one."""
     core_share: float | None = None
-    """Share of its time in which what computes had its cores: this thread, or at least a server of
-    this machine; None where it waits for something else, or nobody tells."""
+    """Share of its time in which this thread, which computes, had its core; None where it waits for
+    something else, or a server computes."""
     failed: int = 0
     """Requests that got no answer and are in no measure."""
     branches: bool = False

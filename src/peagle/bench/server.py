@@ -6,12 +6,11 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from peagle.bench.http import Address, HttpSession, Reply
-from peagle.bench.processes import listeners
 from peagle.bench.prompts import Prompt
 from peagle.bench.server_metrics import DraftCounts
 from peagle.config import SamplingParams
@@ -70,8 +69,6 @@ class Server:
     address: Address
     model: str
     version: str = ""
-    processes: Set[int] = frozenset()
-    """Those that listen there, if they are on this machine and can be seen."""
     refused: tuple[str, ...] = ()
     """Those of `OPTIONAL` that are left out."""
     notes: list[str] = field(default_factory=list)
@@ -96,7 +93,7 @@ class Server:
             )
         by = served.get("owned_by", "")
         told = f"{by} {_json(version).get('version', '')}".strip()
-        return cls(name, address, model, told, listeners(address.host, address.port))
+        return cls(name, address, model, told)
 
     def connect(self) -> HttpSession:
         """A new connection."""

@@ -13,7 +13,6 @@ from peagle.bench.case import Case
 from peagle.bench.http import HttpSession
 from peagle.bench.load import WARM_UP_TOKENS
 from peagle.bench.measures import Acceptance, measured
-from peagle.bench.processes import core_time
 from peagle.bench.prompts import Prompt
 from peagle.bench.rounds import Tick, take_turns
 from peagle.bench.runs import Failure, Run
@@ -43,19 +42,15 @@ class ServerCase:
     async def _run(self, on_finish: Tick) -> Run:
         before = await self.server.draft_counts()
         done = Conversations(self.server, self.asked, uuid.uuid4().hex, on_finish)
-        cores_before = core_time(self.server.processes)
         start = time.perf_counter()
         if self.case.request_rate:
             await done.at_rate(self.case.request_rate)
         else:
             await done.in_flight(self.case.concurrency)
         seconds = time.perf_counter() - start
-        cores = core_time(self.server.processes)
         after = await self.server.draft_counts()
         accepted = after.since(before) if before and after else None
-        run = self._measured(done, accepted, seconds)
-        share = cores.share_since(cores_before) if cores and cores_before else None
-        return replace(run, core_share=share)
+        return self._measured(done, accepted, seconds)
 
     def _measured(self, done: "Conversations", accepted: Acceptance | None, seconds: float) -> Run:
         answers = [answer for each in done.answers for answer in each]

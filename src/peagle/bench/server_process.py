@@ -1,5 +1,6 @@
 """A server as a process of its own, on a free port."""
 
+import glob
 import os
 import shlex
 import signal
@@ -8,13 +9,12 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from peagle.bench.http import Address
-from peagle.bench.processes import family
 from peagle.errors import InputError
 
 HOST = "127.0.0.1"
@@ -91,6 +91,19 @@ def started(
             yield ServerProcess(port, process.pid, time.monotonic() - begin)
         finally:
             _end(process)
+
+
+def family(first: Iterable[int]) -> set[int]:
+    """Some processes and all that they started, as far as they live."""
+    parents = {}
+    for place in map(Path, glob.iglob("/proc/[0-9]*/stat")):  # `Path.glob` raises when one ends
+        with suppress(OSError, ValueError, IndexError):  # it ended, or is half read
+            _, _, told = place.read_text(errors="replace").rpartition(")")
+            parents[int(place.parent.name)] = int(told.split()[1])
+    members = set(first) & parents.keys()
+    while more := {pid for pid, parent in parents.items() if parent in members} - members:
+        members |= more
+    return members
 
 
 def _is(ready: Callable[[int], None], port: int) -> bool:

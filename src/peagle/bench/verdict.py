@@ -152,8 +152,8 @@ def doubts(runs: Sequence[Run]) -> Iterator[str]:
     yield from filter(None, (_impossible(run, runs) for run in runs))
     shares = [run.core_share for run in runs if run.core_share is not None]
     if shares and (share := statistics.median(shares)) < IDLE:
-        whose = "the servers' cores for up to" if runs[0].case.is_server else "this one's core for"
-        yield f"the machine was busy: other programs had {whose} {1 - share:.0%} of the time"
+        taken = f"{1 - share:.0%} of the time"
+        yield f"the machine was busy: other programs had this one's core for {taken}"
     widest = max(map(spread, runs))
     if widest > STEADY:
         yield (
