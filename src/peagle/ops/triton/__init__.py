@@ -1,8 +1,9 @@
 """GPU kernels behind the signatures of the torch references one folder up.
 
-Beside those: `few_rows`, products of weights of any format (`skinny_product`); `layer_chain`, a
-faster form of what they do; `hopper_attention`, one of `cached_attention`; `tiles`, how products of
-few rows are cut; `launch`, how kernels follow one another.
+Some modules stand for no reference of that name: `few_rows` multiplies few rows by weights of any
+format (`skinny_product`), `layer_chain` does four such products in one launch, `hopper_attention`
+does faster what `cached_attention` does, `tiles` says how products of few rows are cut, `launch`
+how kernels follow one another.
 
 An op says beside its reference, by `in_kernels`, when a kernel takes its place; `products.choice`
 does so for products. Nothing else asks where a tensor is.
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 AVAILABLE = importlib.util.find_spec("triton") is not None
 HOPPER = 9
-"""Its compute capability."""
+"""The compute capability of Hopper GPUs."""
 
 
 def has_kernels(x: Tensor) -> bool:
@@ -43,11 +44,11 @@ class Kernels:
     """Kernels of a module, and when they are chosen."""
 
     name: str
-    """The module's."""
+    """The name of the module."""
     when: Callable[..., bool] | None = None
-    """Whether they take some arguments, which follow the module; None: all."""
+    """Whether the kernels take some arguments, which follow the module; None: they take all."""
     hopper: bool = False
-    """Whether only a Hopper GPU has them."""
+    """Whether only a Hopper GPU runs the kernels."""
 
     def chosen(self, *args: Any) -> ModuleType | None:
         """The module, where it takes arguments of which the first tensor is on a GPU."""
@@ -74,12 +75,12 @@ class Kernels:
 def in_kernels(
     name: str, when: Callable[..., bool] | None = None, hopper: bool = False
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """The decorator of `Kernels.op`, and its fields."""
+    """The decorator `Kernels.op` of kernels with these fields."""
     return Kernels(name, when, hopper).op
 
 
 def _first_tensor(args: Iterable[Any]) -> Tensor:
-    """The first one among arguments and what they are tuples of."""
+    """The first tensor among arguments, or in a tuple among them."""
     flat = (x for arg in args for x in (arg if isinstance(arg, tuple) else (arg,)))
     return next(x for x in flat if isinstance(x, Tensor))
 

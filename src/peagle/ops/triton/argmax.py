@@ -13,6 +13,7 @@ PROGRAMS = 528
 def argmax(logits: Tensor, offsets: Tensor | None = None) -> Tensor:
     """As the reference; logits with any row stride."""
     rows, vocab = logits.shape
+    # one warp merges a row, so parts are few
     parts = min(triton.cdiv(PROGRAMS, rows), triton.cdiv(vocab, BLOCK), 64)
     best = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
     place = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
@@ -45,11 +46,13 @@ def _part(logits, best, place, vocab, stride, share, BLOCK: tl.constexpr):
         column = begin + lane
         value = tl.load(logits + row * stride + column, mask=column < vocab, other=float("-inf"))
         value = value.to(tl.float32)
+        # a NaN is above nothing and nothing is above it: it must be looked for
         broken = broken | (value != value).to(tl.int32)
         higher = value > top
         where = tl.where(higher, column, where)
         top = tl.where(higher, value, top)
     highest = tl.max(top, 0)
+    # each lane has the first of its own columns; of equals in several lanes the lowest counts
     first = tl.min(tl.where(top == highest, where, vocab), 0)
     at = row * tl.num_programs(1) + part
     tl.store(best + at, highest)
@@ -63,8 +66,10 @@ def _merge(best, place, offsets, out, parts, PARTS: tl.constexpr, OFFSETS: tl.co
     top = tl.load(best + row * parts + part, mask=live, other=float("-inf"))
     where = tl.load(place + row * parts + part, mask=live, other=2147483647)
     first = tl.min(tl.where(top == tl.max(top, 0), where, 2147483647), 0)
+    # one part with a NaN spoils the row: -1, which no token is
     first = tl.where(tl.min(where, 0) < 0, -1, first).to(tl.int64)
     if OFFSETS:
+        # a draft is some token even then, since its offset is read
         first = tl.maximum(first, 0)
         first += tl.load(offsets + first)
     tl.store(out + row, first)

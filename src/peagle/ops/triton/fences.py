@@ -10,7 +10,7 @@ import threading
 
 
 class _Launched(threading.local):
-    """By this thread, whose launches follow one another."""
+    """What one thread has launched: its launches follow one another."""
 
     fences = 0
 
@@ -19,10 +19,10 @@ _LAUNCHED = _Launched()
 
 
 def fence() -> None:
-    """Say that the launch that is made here is one."""
+    """Say that the launch that is made here is a fence."""
     _LAUNCHED.fences += 1
 
 
 def fences() -> int:
-    """How many there were: what was launched before now is done once there are more."""
+    """How many fences there were; once there are more, all launched before this is done."""
     return _LAUNCHED.fences

@@ -36,6 +36,8 @@ def add(
     """`stream + x @ weight.T + bias`, that times norm, and the parts of its squares."""
     out, scaled = torch.empty_like(stream), torch.empty_like(stream)
     packed = isinstance(weight, QuantizedWeight)
+    # a line of squares for each tile of outputs, as `division_of` cuts them; a tile writes sums of
+    # its padding rows, too
     columns = LINES if packed else tile_of(x, len(weight), gated=False).columns
     tiles = triton.cdiv(len(weight), columns)
     squares = torch.empty(tiles, padded(len(x)), device=x.device, dtype=torch.float32)

@@ -22,12 +22,13 @@ def digest(file: str) -> str:
 
 @gluon.jit
 def ring_barriers(STAGES: gl.constexpr):
-    """For each place of a ring, what says that it is full, and what says that it is free."""
+    """The barriers of a ring: for each place one that says it is full, and one that it is free."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for place in gl.static_range(STAGES):
         mbarrier.init(full.index(place), count=1)
         mbarrier.init(free.index(place), count=1)
+    # the engine that copies sees shared memory by a path of its own
     fence_async_shared()
     meet()
     return full, free

@@ -20,12 +20,14 @@ from peagle.ops.triton import HOPPER
 from peagle.ops.triton.fences import fence
 
 H200_SHARED_MEMORY, H200_PROCESSORS = 227 << 10, 132
-"""What the interpreter pretends to have."""
+"""What the interpreter pretends that its GPU has."""
 
 
 def overlap(x: Tensor, wanted: bool = True) -> dict[str, Any]:
-    """Launch options, on GPUs that have it, and the constant that a kernel is compiled with that
-    announces at once; elsewhere, and where it is not wanted, the launch is a fence."""
+    """Options of a launch that overlaps, with the constant by which its kernel announces at once.
+
+    Where a GPU cannot overlap launches, and where that is not wanted, the launch is a fence.
+    """
     if wanted and overlaps(x):
         return {"OVERLAP": True, "launch_pdl": True}
     fence()
@@ -33,17 +35,17 @@ def overlap(x: Tensor, wanted: bool = True) -> dict[str, Any]:
 
 
 def overlaps(x: Tensor) -> bool:
-    """Whether launches for x may."""
+    """Whether launches on the device of x may overlap."""
     return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= HOPPER
 
 
 def shared_memory(x: Tensor) -> int:
-    """Most bytes of shared memory for one program."""
+    """The most bytes of shared memory that one program may have."""
     return int(_properties(x.device)["max_shared_mem"])
 
 
 def multiprocessors(x: Tensor) -> int:
-    """Multiprocessors of the GPU: programs that run at once at least."""
+    """How many multiprocessors the GPU has: at least as many programs run at once."""
     return int(_properties(x.device)["multiprocessor_count"])
 
 
@@ -59,7 +61,7 @@ def _properties(device: torch.device) -> dict[str, Any]:
 def counters(device: torch.device, count: int) -> Tensor:
     """Zeros that programs count each other with; every launch leaves them at zero.
 
-    Kernels share them, so each touches them only after its wait.
+    Kernels share these counters, so each kernel touches them only after its wait.
     """
     return torch.zeros(count, dtype=torch.int32, device=device)
 
@@ -68,6 +70,7 @@ def counters(device: torch.device, count: int) -> Tensor:
 def announce(OVERLAP: tl.constexpr):
     """Let the next kernel start as soon as there is room."""
     if OVERLAP:
+        # a program that ends has announced by that: one that returns early holds nobody up
         gdc_launch_dependents()
 
 
@@ -80,14 +83,16 @@ def wait(OVERLAP: tl.constexpr):
 
 @triton.jit
 def begin(OVERLAP: tl.constexpr):
-    """Both at once."""
+    """Announce, then wait."""
     announce(OVERLAP)
     wait(OVERLAP)
 
 
 @triton.jit
 def prefetch(pointers):
-    """Ask for 128 bytes at each pointer, to be in the GPU's L2 cache when they are loaded."""
+    """Ask for 128 bytes at each pointer, so that L2 has them when they are loaded."""
+    # inline assembly must give something: a zero that nobody reads. Called pure, it would be
+    # removed for that
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
         "=r,l",

@@ -1,7 +1,7 @@
-"""How products of few rows read their weights: what was fastest on an H200.
+"""How products of few rows read their weights: the tiles that were fastest on an H200.
 
-Choosing by measurement at the first start took 50 to 100 s, and what it chose was no faster: in
-whole cycles these tiles were as fast, or up to 3 % faster.
+To measure at the first start took 50 to 100 s, and the tiles that it chose were no faster: in whole
+cycles these tiles were as fast, or up to 3 % faster.
 """
 
 import math
@@ -14,14 +14,14 @@ from peagle.ops.products.product import Product
 from peagle.ops.triton.launch import shared_memory
 
 MOST_ROWS = 64
-"""With more rows, cuBLAS multiplies."""
+"""The most rows for which there is a tile; cuBLAS multiplies more."""
 SHALLOWEST = 16
-"""The depth of a product must be a multiple of this."""
+"""A product's depth must be a multiple of this number."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How one program reads: output columns, weight columns per step, warps, stages."""
+    """How one program reads a weight: for so many outputs, so many of their inputs in a step."""
 
     columns: int
     depth: int
@@ -30,7 +30,8 @@ class Tile:
     splits: int = 1
     """Programs that share a tile, each with a part of the depth."""
     overlaps: bool = False
-    """Whether `launch.overlap` is used: not where programs would crowd on some processors."""
+    """Whether the launch overlaps (`launch.overlap`): not where its programs would crowd on some
+    multiprocessors."""
 
 
 WIDE_OUTPUTS = 16384
@@ -42,7 +43,7 @@ NARROW = {
     32: Tile(16, 256, 2, 5, overlaps=True),
     64: Tile(64, 128, 4, 4, splits=2, overlaps=True),
 }
-"""By padded rows."""
+"""Tiles of narrow products, by padded rows."""
 MEDIUM = {
     16: Tile(32, 128, 4, 5, overlaps=True),
     32: Tile(16, 256, 2, 4, overlaps=True),
@@ -50,7 +51,8 @@ MEDIUM = {
 }
 WIDE = {16: Tile(64, 128, 4, 3), 32: Tile(64, 128, 4, 3), 64: Tile(64, 128, 4, 4)}
 GATES = {16: Tile(32, 128, 4, 3), 32: Tile(64, 128, 4, 3), 64: Tile(64, 64, 4, 4)}
-"""None overlaps: after a gate everything is settled (`attend_product`)."""
+"""Tiles of gates. None overlaps, so that each is a fence: all that was launched before a gate is
+settled for the next attention (`attend_product`)."""
 
 
 def padded(rows: int) -> int:

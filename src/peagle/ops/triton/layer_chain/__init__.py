@@ -58,19 +58,21 @@ LOADER_REGISTERS = gl.constexpr(48)
 ROOM = 208 << 10
 """Bytes of shared memory for the ring, where a program may have as many."""
 MARGIN = 10 << 10
-"""Bytes of shared memory that are not the ring's."""
+"""Bytes of shared memory that the ring leaves to other things."""
 
 
 def takes(attended: Tensor, block: BlockWeights) -> bool:
     """Whether one launch beats one for each product."""
     named = (block.out, block.gate_up, block.down, block.qkv)
     layers = [layer for layer in named if layer is not None]
+    # from 33 rows on tiles are cut otherwise (`ChainSizes.alike`), and so are their sums
     if block.out.batch_invariant or not 0 < len(attended) <= MOST_ROWS or is_shared():
         return False
     if any(format_of(x) != "bfloat16" for x in (attended, *(layer.weight for layer in layers))):
         return False
     if any(layer.bias is not None for layer in layers):
         return False
+    # a link has whole steps alone: `Link.steps` would leave a rest out
     links = _sizes(attended, block).links
     return not any(link.depth % (link.chunk * link.programs) for link in links)
 
@@ -93,6 +95,7 @@ def layer_chain(
     weights = [*map(dense, named)]
     inputs = (attended, middle_scaled, inner, out_scaled)
     pieces = [link.inputs for link in shape.links]
+    # the kernel announces after its wait
     fence()
     _chain[(shape.programs,)](
         *(_weights(*pair) for pair in zip(weights, shape.links, strict=True)),
@@ -110,6 +113,8 @@ def layer_chain(
         squares[1],
         out if qkv is None else qkv,
         sums,
+        # who has arrived with out, gate and up, down, and at the end; then a count for each half of
+        # a tile that is exchanged
         counters(stream.device, 4 + shape.given),
         rows,
         block.post_norm.eps,
@@ -149,6 +154,12 @@ def _weights(weight: Tensor, link: Link) -> TensorDescriptor:
     """How a link's weights are copied to shared memory."""
     if link.kind != "gated":
         return _boxes(weight, link.box)
+    # gates lie `outputs` lines before what they gate, yet one copy brings both:
+    #
+    #                     a panel wide           in shared memory, a panel
+    #   weight   gate 0   [ 64 columns ] ...     gate 0 to 31
+    #            ...                             up 0 to 31, its lower half
+    #            up 0     [ 64 columns ] ...
     depth = weight.shape[1]
     shape = [depth // PANEL.value, 2, link.outputs, PANEL.value]
     strides = [PANEL.value, link.outputs * depth, depth, 1]
@@ -195,10 +206,12 @@ def _chain(
     pieces: gl.constexpr = SHAPE.stages * SHAPE.pieces
     most: gl.constexpr = SHAPE.rows
     panels = gl.allocate_shared_memory(gl.bfloat16, [places, HEIGHT, PANEL], LAYOUT)
+    # input is as large as weights then: a slot gives each as many of its places as a link needs
     if SHAPE.alike:
         inputs = panels
     else:
         inputs = gl.allocate_shared_memory(gl.bfloat16, [pieces, most, PANEL], LAYOUT)
+    # two pieces of input one below the other, which a folded panel is multiplied by
     folded = inputs._reinterpret(gl.bfloat16, [pieces // 2, most * 2, PANEL], LAYOUT)
     full, free = ring_barriers(SHAPE.stages)
     weights = (out_weight, gate_up_weight, down_weight, qkv_weight)

@@ -19,11 +19,11 @@ from peagle.ops.triton.layer_chain.shape import HEIGHT, OWNED
 from peagle.ops.triton.layer_chain.signals import arrive, wait_for
 
 PLAIN = gl.constexpr(gl.BlockedLayout([2, 1], [16, 2], [1, 4], [0, 1]))
-"""64 lines by rows."""
+"""64 lines by rows: outputs lie side by side in memory, so 16 threads write 64 bytes in a row."""
 GATED = gl.constexpr(gl.BlockedLayout([2, 1, 2], [16, 2, 1], [1, 4, 1], [2, 0, 1]))
-"""32 outputs by rows by gate and up."""
+"""32 outputs by rows by gate and up, both in one thread, so that to split them moves nothing."""
 FOLDED = gl.constexpr(gl.BlockedLayout([1, 1, 2, 2], [32, 1, 1, 1], [1, 4, 1, 1], [2, 3, 0, 1]))
-"""32 outputs by rows by a panel's halves by pieces of the input."""
+"""32 outputs by rows by a panel's halves by pieces of the input, all four in one thread."""
 
 
 @gluon.jit
@@ -40,7 +40,11 @@ def multiply_all(
     next_eps,
     SHAPE: gl.constexpr,
 ):
-    """The four products. added: the stream, norm weight, and the new stream, scaled, squares."""
+    """All four products.
+
+    added: a stream and the next norm's weight, then where the new stream, that times the weight,
+    and its squares are written; added_behind: the same for down.
+    """
     out_link: gl.constexpr = SHAPE.out_link
     gate_link: gl.constexpr = SHAPE.gate_link
     down_link: gl.constexpr = SHAPE.down_link
@@ -49,9 +53,11 @@ def multiply_all(
     # attention that is launched now may read all but q, k and v, for which it waits
     gdc_launch_dependents()
     done = _add(0, ring, added, given, arrivals, rows, out_link, SHAPE)
+    # an rms is of a whole row, whose parts all programs have
     wait_for(arrivals, out_link.units)
     factor = _over_rms(added[4], post_eps, out_link, SHAPE)
     done = _gate(done, ring, factor, inner, rows, gate_link, SHAPE)
+    # a program without gates arrives, too: down waits for every program
     arrive(arrivals + 1)
     done = _add(done, ring, added_behind, given, arrivals + 2, rows, down_link, SHAPE)
     if SHAPE.qkv > 0:
@@ -74,6 +80,7 @@ def _multiply(done, ring, LINK: gl.constexpr, SHAPE: gl.constexpr):
     acc = gl.zeros([HEIGHT, width], gl.float32, acc_layout)
     count: gl.constexpr = LINK.panels
     for step in range(LINK.steps):
+        # the same count of slots as the loading warp's: their order is all that both agree on
         slot = (done + step) % SHAPE.stages
         mbarrier.wait(full.index(slot), (done + step) // SHAPE.stages & 1)
         for panel in gl.static_range(count):
@@ -83,6 +90,7 @@ def _multiply(done, ring, LINK: gl.constexpr, SHAPE: gl.constexpr):
                 x = inputs.index(slot * SHAPE.pieces + SHAPE.pieces - count + panel)
             at = slot * SHAPE.panels + panel
             acc = warpgroup_mma(panels.index(at), x.permute((1, 0)), acc, is_async=True)
+        # only then may the loading warp write over what was read
         acc = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(free.index(slot), count=1)
     return acc
@@ -114,7 +122,7 @@ def _multiply_strips(done, ring, LINK: gl.constexpr, SHAPE: gl.constexpr):
 
 @gluon.jit
 def _add(done, ring, added, given, arrivals, rows, LINK: gl.constexpr, SHAPE: gl.constexpr):
-    """The product and the stream before, that under the next norm, and the sum of its squares."""
+    """Write the sum of product and stream, that times the next norm's weight, and its squares."""
     before, norm, out, scaled, squares = added
     halved: gl.constexpr = LINK.kind == "halved"
     layout: gl.constexpr = gl.SliceLayout(2, GATED if halved else gl.SliceLayout(3, FOLDED))
@@ -125,12 +133,15 @@ def _add(done, ring, added, given, arrivals, rows, LINK: gl.constexpr, SHAPE: gl
         inside = column < LINK.outputs
         place = row[None, :] * LINK.outputs + column[:, None]
         keep = (row < rows)[None, :] & inside[:, None]
+        # asked for before the product, which takes longer
         known = gl.load(before + place, mask=keep, other=0.0, cache_modifier=".cg")
         factor = gl.load(norm + column, mask=inside, other=0.0)
         acc = _multiply(done + index * LINK.steps, ring, LINK, SHAPE)
         total = _exchanged(acc, unit, given, SHAPE) if halved else _unfolded(acc, SHAPE)
+        # rounded twice, as a product is that is written before the stream is added
         y = (total.to(gl.bfloat16).to(gl.float32) + known.to(gl.float32)).to(gl.bfloat16)
         gl.store(out + place, y, mask=keep)
+        # the norm sees what is written, not what was rounded away
         y = y.to(gl.float32)
         y_scaled = y * factor.to(gl.float32)[:, None]
         gl.store(scaled + place, y_scaled.to(gl.bfloat16), mask=keep)
@@ -142,7 +153,13 @@ def _add(done, ring, added, given, arrivals, rows, LINK: gl.constexpr, SHAPE: gl
 
 @gluon.jit
 def _unfolded(acc, SHAPE: gl.constexpr):
-    """Each half of a panel by its own piece of the input: a diagonal of quarters."""
+    """The sums of each half of a panel and its own piece of the input."""
+    # 32 outputs alone would fill half of a panel, whose 64 lines a product takes anyway. So a panel
+    # has two pieces of the depth, and its product with both pieces of the input has four quarters:
+    #
+    #                      input, piece 0   input, piece 1
+    #   weight, piece 0    summed           not meant
+    #   weight, piece 1    not meant        summed
     quarters = gl.permute(gl.reshape(acc, [2, 32, 2, SHAPE.rows]), (1, 3, 0, 2))
     left, right = gl.split(gl.convert_layout(quarters, FOLDED))
     first, _ = gl.split(left)
@@ -152,8 +169,11 @@ def _unfolded(acc, SHAPE: gl.constexpr):
 
 @gluon.jit
 def _exchanged(acc, unit, given, SHAPE: gl.constexpr):
-    """The half of a tile's outputs that this program owns; the other half's sums go to the program
-    that has the rest of the depth, as this one gets its own from there."""
+    """The sums of the half of a tile's outputs that this program owns, over all of the depth.
+
+    Its sums of the other half go to the program that has the rest of the depth, which gives it its
+    own.
+    """
     sums, gifts = given
     layout: gl.constexpr = gl.SliceLayout(2, GATED)
     upper, lower = _halves(acc, SHAPE)
@@ -164,10 +184,13 @@ def _exchanged(acc, unit, given, SHAPE: gl.constexpr):
     size: gl.constexpr = OWNED * SHAPE.rows
     gl.store(at + (unit ^ 1) * size, gl.where(is_upper, lower, upper))
     meet()
+    # one thread's release is for all warps, which have met
     gl.atomic_add(gifts + (unit ^ 1), 1, sem="release")
     wait_for(gifts + unit, 1)
+    # past L1, which may hold what another multiprocessor has since written over
     theirs = gl.load(at + unit * size, cache_modifier=".cg")
     meet()
+    # the next gift is down's, before which all programs arrive with out: this one has read by then
     gl.store(gifts + unit, 0)
     return gl.where(is_upper, upper, lower) + theirs
 
@@ -196,7 +219,7 @@ def _over_rms(squares, eps, LINK: gl.constexpr, SHAPE: gl.constexpr):
 
 @gluon.jit
 def _gate(done, ring, factor, inner, rows, LINK: gl.constexpr, SHAPE: gl.constexpr):
-    """silu(gate) * up."""
+    """Write silu(gate) * up."""
     factor = gl.convert_layout(factor, gl.SliceLayout(0, gl.SliceLayout(2, GATED)))[None, :]
     for index in range(units_taken(LINK, SHAPE)):
         first = (gl.program_id(0) + index * SHAPE.programs) * LINK.columns
@@ -214,7 +237,7 @@ def _gate(done, ring, factor, inner, rows, LINK: gl.constexpr, SHAPE: gl.constex
 
 @gluon.jit
 def _write_gated(acc, factor, inner, first, rows, LINK: gl.constexpr, SHAPE: gl.constexpr):
-    """A panel of 32 gates and 32 of what they gate."""
+    """Write what a panel of 32 gates makes of the 32 numbers that they gate."""
     layout: gl.constexpr = gl.SliceLayout(2, GATED)
     gate, up = _halves(acc, SHAPE)
     # rounded as products that are written before their gate is taken
@@ -230,7 +253,7 @@ def _write_gated(acc, factor, inner, first, rows, LINK: gl.constexpr, SHAPE: gl.
 
 @gluon.jit
 def _scale(done, ring, factor, out, rows, LINK: gl.constexpr, SHAPE: gl.constexpr):
-    """The product of what is divided by its rms."""
+    """Write the product of a stream that is divided by its rms."""
     row = gl.arange(0, SHAPE.rows, gl.SliceLayout(0, PLAIN))
     output = gl.arange(0, HEIGHT, gl.SliceLayout(1, PLAIN))
     factor = gl.convert_layout(factor, gl.SliceLayout(0, PLAIN))[None, :]

@@ -9,9 +9,9 @@ from peagle.ops.triton.gluon import digest
 from peagle.ops.triton.tiles import padded
 
 PANEL = gl.constexpr(64)
-"""Columns of a weight that one copy brings: 128 bytes a row."""
+"""Columns of a panel: 128 bytes of a weight's line."""
 HEIGHT = gl.constexpr(64)
-"""Lines that a panel has room for."""
+"""Lines for which a panel has room: as many as a product's left operand takes."""
 OWNED = gl.constexpr(32)
 """Outputs that a program adds to the stream at a time."""
 LAYOUT, LAYOUT3, LAYOUT4 = (gl.NVMMASharedLayout(128, 16, rank=rank) for rank in (2, 3, 4))
@@ -28,6 +28,12 @@ class Link:
     depth.
     """
 
+    # what the 64 lines of a panel are
+    #
+    #   plain    48 outputs, 16 lines unused       folded   32 outputs, a piece of the depth
+    #   halved   64 outputs, half of the depth              the same 32, the next piece
+    #   gated    32 gates
+    #            32 outputs that they gate
     kind: str
     """"plain", "gated", "folded" or "halved"."""
     depth: int
@@ -90,10 +96,10 @@ class Link:
 
 @dataclass(frozen=True)
 class ChainSizes:
-    """What the kernel is compiled for."""
+    """The sizes that the kernel is compiled for."""
 
     rows: int
-    """8, 16, 32 or 64."""
+    """Rows of the pass, padded to 8, 16, 32 or 64."""
     hidden: int
     heads: int
     """Columns of attended values."""
@@ -112,8 +118,9 @@ class ChainSizes:
 
     @property
     def gate_link(self) -> Link:
-        """Gate and up."""
+        """The projections gate and up."""
         narrow = Link("gated", self.hidden, self.inner, 32, 4 if self.alike else 2)
+        # three strips share a copy of the input, unless some program got more lines by it
         wide = Link("gated", self.hidden, self.inner, 96, 2, strips=3)
         return wide if self.alike and self._longest(wide) <= self._longest(narrow) else narrow
 
@@ -124,16 +131,18 @@ class ChainSizes:
 
     @property
     def qkv_link(self) -> Link:
-        """The next layer's q, k, v."""
+        """The next layer's q, k, v projection."""
+        # tiles of 48, as of 32 below, are as many as fit one turn: an 8B model has 6,144 outputs of
+        # q, k and v and a stream of 4,096, 128 tiles each for 132 multiprocessors
         return Link("plain", self.hidden, self.qkv, 48, 4 if self.alike else 2)
 
     @property
     def links(self) -> tuple[Link, Link, Link, Link]:
-        """All four, in their order."""
+        """All four links, in their order."""
         return self.out_link, self.gate_link, self.down_link, self.qkv_link
 
     def _longest(self, link: Link) -> int:
-        """Lines of the program that has the most."""
+        """Lines of the program that has most of them."""
         return -(-link.units // self.programs) * link.lines
 
     def _added(self, depth: int) -> Link:
