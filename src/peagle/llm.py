@@ -293,17 +293,14 @@ class LLM(PromptEncoder):
     def _reader(self, prepared: Prepared) -> Reader:
         """What reads the answer to a request."""
         chat, params = prepared.chat, prepared.params
-        make = self._detokenizers(params.skip_special_tokens)
-        stops = functools.partial(StopStrings, params.stop, params.include_stop_str_in_output)
+        use = chat.use if chat else None
         return Reader(
-            functools.partial(self.dialect.parser, prepared.tokens, chat.use)
-            if chat
-            else PlainText,
-            self.dialect.markers(chat.use) if chat else Markers(),
-            functools.partial(make, prepared.tokens),
-            stops if params.stop else None,
+            self.dialect.parser(prepared.tokens, use) if chat else PlainText(),
+            self.dialect.markers(use) if chat else Markers(),
+            self._detokenizers(params.skip_special_tokens)(prepared.tokens),
+            StopStrings(params.stop, params.include_stop_str_in_output) if params.stop else None,
             params.min_tokens,
-            chat.use.most if chat and chat.use else None,
+            use.most if use else None,
             each=chat is not None and params.logprobs is not None,
         )
 

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -54,10 +53,10 @@ def reader_of(name: str, use: ToolUse | None = USE, stop: Sequence[str] = ()) ->
     tokenizer_, before = tokenizer(name), prompt(name)
     dialect = find_dialect(tokenizer_, ChatConfig())
     return Reader(
-        partial(dialect.parser, before, use),
+        dialect.parser(before, use),
         dialect.markers(use),
-        partial(detokenizers(tokenizer_, skip_special=True), before),
-        partial(StopStrings, stop) if stop else None,
+        detokenizers(tokenizer_, skip_special=True)(before),
+        StopStrings(stop) if stop else None,
     )
 
 
@@ -261,9 +260,9 @@ def test_surplus_calls_are_left_out():
     text, _ = answer(name, "Hm.", "", [CALL, ("now", {})])
     dialect, before = find_dialect(tokenizer(name), ChatConfig()), prompt(name)
     reader = Reader(
-        partial(dialect.parser, before, use),
+        dialect.parser(before, use),
         dialect.markers(use),
-        partial(detokenizers(tokenizer(name), skip_special=True), before),
+        detokenizers(tokenizer(name), skip_special=True)(before),
         most_calls=use.most,
     )
     reader.extend(encode(name, text))

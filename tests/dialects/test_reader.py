@@ -1,7 +1,6 @@
 """Plain text through a reader: whole characters, and stop strings."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -20,8 +19,8 @@ STOPS = st.lists(st.text(st.sampled_from("abc世"), min_size=1, max_size=4), max
 def plain_reader(
     decode: Callable[[Sequence[int]], str], stops: Sequence[str], min_tokens: int = 0
 ) -> Reader:
-    stop = partial(StopStrings, stops) if stops else None
-    return Reader(PlainText, Markers(), partial(WindowDetokenizer, decode), stop, min_tokens)
+    stop = StopStrings(stops) if stops else None
+    return Reader(PlainText(), Markers(), WindowDetokenizer(decode), stop, min_tokens)
 
 
 def fresh(reader: Reader) -> str:

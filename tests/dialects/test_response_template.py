@@ -2,7 +2,6 @@
 
 import copy
 import json
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -39,9 +38,9 @@ def read(tokens: list[int], cuts: list[int], ended: bool = True) -> Message:
     dialect, before = find_dialect(CHECKPOINT, ChatConfig()), prompt("qwen3")
     assert "response template" in dialect.description
     reader = Reader(
-        partial(dialect.parser, before, USE),
+        dialect.parser(before, USE),
         dialect.markers(USE),
-        partial(detokenizers(CHECKPOINT, skip_special=False), before),
+        detokenizers(CHECKPOINT, skip_special=False)(before),
     )
     for start, end in pairwise([0, *sorted(cuts), len(tokens)]):
         reader.extend(tokens[start:end])

@@ -1,4 +1,3 @@
-from functools import partial
 from typing import Any
 
 import chat_templates as t
@@ -170,9 +169,9 @@ def test_whatever_a_target_writes_its_ids_say_its_message(name: str, data: st.Da
     use = data.draw(st.sampled_from([None, ToolUse((Tool("f"), Tool("get_weather")))]))
     before, dialect = prompt(name), find_dialect(own, ChatConfig())
     reader = Reader(
-        partial(dialect.parser, before, use),
+        dialect.parser(before, use),
         dialect.markers(use),
-        partial(detokenizers(own, skip_special=True), before),
+        detokenizers(own, skip_special=True)(before),
     )
     reader.extend(ids)
     reader.finish(ended=True)

@@ -1,6 +1,6 @@
 """Reader: token ids -> the events of one answer, as they arrive."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from peagle.detokenizer import Detokenizer
 from peagle.dialects.events import (
@@ -24,40 +24,44 @@ class Reader:
     text. Stop strings are looked for in the content. A stream and a whole answer are the same fold
     of the same events, however the tokens come.
 
-    parser, detokenizer: make one at the end of the prompt.
-    stops: makes what follows the content for stop strings; None where there are none.
+    parser, detokenizer: both at the end of the prompt.
+    stops: what looks for stop strings; None where there are none.
     min_tokens: tokens before which no stop string counts.
     most_calls: those after it are left out; None is no limit.
     each: whether to read token by token, so that `sections` is exact where sections are told by
-    text alone.
+    text alone. With stop strings it always does, since the first to be whole counts.
     """
 
     def __init__(
         self,
-        parser: Callable[[], Parser],
+        parser: Parser,
         markers: Markers,
-        detokenizer: Callable[[], Detokenizer],
-        stops: Callable[[], StopStrings] | None = None,
+        detokenizer: Detokenizer,
+        stops: StopStrings | None = None,
         min_tokens: int = 0,
         most_calls: int | None = None,
         each: bool = False,
     ) -> None:
-        def begin() -> Reading:
-            found = None if stops is None else stops()
-            return Reading(parser(), markers, detokenizer(), found, min_tokens, most_calls)
-
-        self._begin, self._reading = begin, begin()
-        self._least, self._each = min_tokens, each
-        self._tokens: list[int] = []
-        """What was read, where it may have to be read again."""
-        self._keeps = stops is not None
+        self._parser, self._markers, self._detokenizer = parser, markers, detokenizer
+        self._spelled = SpelledMarkers(markers.spelled) if markers.spelled else None
+        self._stops, self._least = stops, min_tokens
+        self._each = each or stops is not None
+        self._most_calls = most_calls
+        self._count = 0
+        """Tokens read so far."""
+        self._calls = 0
+        self._surplus = False
+        """Whether the newest call is one too many."""
+        self._events: list[Event] = []
         self._told = 0
-        """How many events `fresh` has returned."""
+        """How many of them `fresh` has returned."""
+        self.sections: list[Section] = []
+        """What each token belongs to."""
 
     @property
     def stop_string(self) -> str | None:
         """The stop string that ended the content."""
-        return self._reading.stop_string
+        return None if self._stops is None else self._stops.found
 
     @property
     def stopped(self) -> bool:
@@ -65,14 +69,9 @@ class Reader:
         return self.stop_string is not None
 
     @property
-    def sections(self) -> list[Section]:
-        """What each token belongs to."""
-        return self._reading.sections
-
-    @property
     def events(self) -> tuple[Event, ...]:
         """All events so far, neighbours of a kind in one."""
-        return tuple(joined(self._reading.events))
+        return tuple(joined(self._events))
 
     @property
     def message(self) -> Message:
@@ -92,17 +91,13 @@ class Reader:
 
         The content then ends at that string.
         """
-        if not (self._keeps or self._each):
-            self._reading.read(tokens)
+        if not self._each:
+            self._read(tokens)
             return None
-        known = len(self._tokens)
-        if self._each or known < self._least < known + len(tokens):
-            return self._read_each(tokens)
-        events = len(self._reading.events)
-        self._reading.read(tokens)
-        if self.stopped:
-            return self._read_again(tokens, events)
-        self._tokens += tokens
+        for count, token in enumerate(tokens, start=1):
+            self._read([token])
+            if self.stopped:
+                return count
         return None
 
     def finish(self, ended: bool) -> None:
@@ -110,71 +105,23 @@ class Reader:
 
         ended: whether the model ended the answer, rather than a limit or a stop string.
         """
-        self._reading.finish(ended)
+        if not self.stopped:
+            self._flush()
+            self._say(self._parser.finish(ended))
+        if self._stops is not None and not self.stopped:
+            self._add(Content(self._stops.release()))
 
     def fresh(self) -> tuple[Event, ...]:
         """The events since the last call."""
-        new = self._reading.events[self._told :]
+        new = self._events[self._told :]
         self._told += len(new)
         return tuple(joined(new) if len(new) > 1 else new)
 
     def skip(self, tokens: int) -> None:
         """Count tokens that are not read: an end of text belongs to what it ends."""
-        self._reading.skip(tokens)
+        self.sections += [self._parser.section] * tokens
 
-    def _read_each(self, tokens: Sequence[int]) -> int | None:
-        """Read token by token, up to the one that completes a stop string."""
-        for count, token in enumerate(tokens, start=1):
-            self._reading.read([token])
-            if self.stopped:
-                return count
-            if self._keeps:
-                self._tokens.append(token)
-        return None
-
-    def _read_again(self, tokens: Sequence[int], events: int) -> int | None:
-        """Read token by token what holds a stop string, since the first to be whole counts.
-
-        events: those before, which were told, with the identifiers of their calls.
-        """
-        told = self._reading.events[:events], self._reading.sections[: len(self._tokens)]
-        self._reading = self._begin()
-        for part in (self._tokens[: self._least], self._tokens[self._least :]):
-            self._reading.read(part)
-        self._reading.events, self._reading.sections = told
-        return self._read_each(tokens)
-
-
-class Reading:
-    """One reading of an answer, from its first token on; arguments are those of `Reader`."""
-
-    def __init__(
-        self,
-        parser: Parser,
-        markers: Markers,
-        detokenizer: Detokenizer,
-        stops: StopStrings | None,
-        min_tokens: int,
-        most_calls: int | None,
-    ) -> None:
-        self._parser, self._markers, self._detokenizer = parser, markers, detokenizer
-        self._spelled = SpelledMarkers(markers.spelled) if markers.spelled else None
-        self._stops, self._least = stops, min_tokens
-        self._most_calls = most_calls
-        self._count = 0
-        """Tokens read so far."""
-        self._calls = 0
-        self._surplus = False
-        """Whether the newest call is one too many."""
-        self.events: list[Event] = []
-        self.sections: list[Section] = []
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that ended the content."""
-        return None if self._stops is None else self._stops.found
-
-    def read(self, tokens: Sequence[int]) -> None:
+    def _read(self, tokens: Sequence[int]) -> None:
         """Read tokens; what follows a stop string says nothing."""
         if self._markers.ids.keys().isdisjoint(tokens):
             self._read_text(tokens)
@@ -186,18 +133,6 @@ class Reading:
                 self._read_marker(token)
                 start = place + 1
         self._read_text(tokens[start:])
-
-    def finish(self, ended: bool) -> None:
-        """Take what was held back."""
-        if self.stop_string is None:
-            self._flush()
-            self._say(self._parser.finish(ended))
-        if self._stops is not None and self.stop_string is None:
-            self._add(Content(self._stops.release()))
-
-    def skip(self, tokens: int) -> None:
-        """Count tokens that are not read."""
-        self.sections += [self._parser.section] * tokens
 
     def _read_text(self, tokens: Sequence[int]) -> None:
         """Read tokens without markers among them."""
@@ -246,11 +181,11 @@ class Reading:
     def _add(self, event: Event) -> None:
         if isinstance(event, Content):
             if event.text:
-                self.events.append(event)
+                self._events.append(event)
             return
         if isinstance(event, CallBegin):
             self._surplus = self._calls == self._most_calls
             self._calls += not self._surplus
         of_call = isinstance(event, CallBegin | CallArguments | CallEnd)
         if not (of_call and self._surplus):
-            self.events.append(event)
+            self._events.append(event)
