@@ -25,7 +25,7 @@ from peagle import (
 )
 from peagle.async_llm import EngineClosedError
 from peagle.completion import Chunk
-from peagle.dialects import Reader
+from peagle.dialects.reader import Reader
 from peagle.engine_client.client import EngineStepError
 
 PROMPTS = ["def name(self):", "for item in items:\n", "é世🙂", "x"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from peagle import schema as module
 from peagle.config import StructuredOutputs
-from peagle.dialects import Tool, ToolUse
+from peagle.dialects.tools import Tool, ToolUse
 from peagle.errors import InputError
 from peagle.grammar import complaint_about
 from peagle.schema import fit_schema, kept_form, kept_schema

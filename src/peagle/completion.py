@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from peagle.dialects import Content, Event, Message, Section
+from peagle.dialects.events import Content, Event, Message
+from peagle.dialects.parser import Section
 from peagle.engine.step import TokenLogprobs
 from peagle.errors import InputError
 from peagle.speculation import Speculation

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from peagle.completion import Chunk, Completion
 from peagle.config import SamplingParams
-from peagle.dialects import Reader, ToolUse
+from peagle.dialects.reader import Reader
+from peagle.dialects.tools import ToolUse
 from peagle.engine.request import Beginning, RequestOutput
 from peagle.engine.step import TokenLogprobs
 from peagle.engine_client.form import Form

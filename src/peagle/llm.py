@@ -11,9 +11,12 @@ from typing import Any, Self
 from peagle.completion import Chunk, Completion
 from peagle.config import ChatConfig, EngineConfig, SamplingParams, StructuredOutputs
 from peagle.detokenizer import detokenizers
-from peagle.dialects import Dialect, PlainText, Reader, Tool, ToolUse, find_dialect
-from peagle.dialects.dialect import needs_grammar
+from peagle.dialects.detection import find_dialect
+from peagle.dialects.dialect import Dialect, needs_grammar
 from peagle.dialects.markers import Markers
+from peagle.dialects.parser import PlainText
+from peagle.dialects.reader import Reader
+from peagle.dialects.tools import Tool, ToolUse
 from peagle.encoder import Prompt, PromptEncoder
 from peagle.engine.engine import Engine
 from peagle.engine.request import RequestOutput

@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 from peagle.config import ChatConfig
 from peagle.detokenizer import detokenizers
-from peagle.dialects import Message, Reader, Tool, ToolUse, find_dialect
-from peagle.dialects.events import CallBegin, CallEnd, Event
+from peagle.dialects.detection import find_dialect
+from peagle.dialects.events import CallBegin, CallEnd, Event, Message
 from peagle.dialects.gemma4 import Gemma4Calls
 from peagle.dialects.hermes import HermesCalls
 from peagle.dialects.pythonic import PythonicCalls
 from peagle.dialects.qwen3_coder import Qwen3CoderCalls
+from peagle.dialects.reader import Reader
 from peagle.dialects.sections import CallFormat
+from peagle.dialects.tools import Tool, ToolUse
 from peagle.stop_strings import StopStrings
 
 SCHEMA = {

@@ -10,7 +10,8 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
 from peagle.config import ChatConfig
-from peagle.dialects import Tool, ToolUse, find_dialect
+from peagle.dialects.detection import find_dialect
+from peagle.dialects.tools import Tool, ToolUse
 from peagle.errors import InputError
 
 CITY = {

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.detokenizer import UNFINISHED, WindowDetokenizer
-from peagle.dialects import Content, PlainText, Reader
+from peagle.dialects.events import Content
 from peagle.dialects.markers import Markers
+from peagle.dialects.parser import PlainText
+from peagle.dialects.reader import Reader
 from peagle.stop_strings import StopStrings
 
 TEXT = st.text(st.sampled_from("abcé世🙂 "), max_size=30)

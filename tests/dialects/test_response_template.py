@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from peagle.config import ChatConfig
 from peagle.detokenizer import detokenizers
-from peagle.dialects import Message, Reader, Tool, ToolUse, find_dialect
+from peagle.dialects.detection import find_dialect
+from peagle.dialects.events import Message
+from peagle.dialects.reader import Reader
+from peagle.dialects.tools import Tool, ToolUse
 
 TEMPLATE = {
     "version": 1,

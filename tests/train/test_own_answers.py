@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from peagle.config import ChatConfig
 from peagle.detokenizer import detokenizers
-from peagle.dialects import Reader, Tool, ToolUse, find_dialect
+from peagle.dialects.detection import find_dialect
+from peagle.dialects.reader import Reader
+from peagle.dialects.tools import Tool, ToolUse
 from peagle.errors import InputError
 from peagle.train.own_answers import check_ids, joined, own_documents
 from peagle.train.packing import Document

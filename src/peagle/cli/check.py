@@ -159,7 +159,7 @@ def _too_long(speculation: SpeculativeConfig, context: int) -> Iterable[str]:
 def _answers(target: "Path | None") -> dict[str, str]:
     """How the target's answers to conversations are read; nothing where that cannot be told."""
     from peagle.config import ChatConfig
-    from peagle.dialects import find_dialect, told_dialect
+    from peagle.dialects.detection import find_dialect, told_dialect
     from peagle.models.tokenizer import load_tokenizer
 
     if target is None:

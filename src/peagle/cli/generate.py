@@ -221,7 +221,7 @@ def _stream(
 
 def _show(chunks: "Iterator[Chunk]") -> "Completion":
     """Show a text as it comes."""
-    from peagle.dialects import Reasoning
+    from peagle.dialects.events import Reasoning
 
     thinking = False
     for chunk in chunks:

@@ -256,7 +256,7 @@ def _announcement(
     """Prints what is served and where, one fact to a line, when given the address."""
 
     from peagle.device import resolve_device, resolve_dtype
-    from peagle.dialects import told_dialect
+    from peagle.dialects.detection import told_dialect
 
     def announce(url: str) -> None:
         device = resolve_device(config.device)

@@ -17,38 +17,3 @@
 | `harmony` | GPT-OSS's channels |
 | `response_template` | checkpoints that say themselves how they are read |
 """
-
-from peagle.dialects.detection import find_dialect, told_dialect
-from peagle.dialects.dialect import Dialect
-from peagle.dialects.events import (
-    Call,
-    CallArguments,
-    CallBegin,
-    CallEnd,
-    Content,
-    Event,
-    Message,
-    Reasoning,
-)
-from peagle.dialects.parser import PlainText, Section
-from peagle.dialects.reader import Reader
-from peagle.dialects.tools import Tool, ToolUse
-
-__all__ = [
-    "Call",
-    "CallArguments",
-    "CallBegin",
-    "CallEnd",
-    "Content",
-    "Dialect",
-    "Event",
-    "Message",
-    "PlainText",
-    "Reader",
-    "Reasoning",
-    "Section",
-    "Tool",
-    "ToolUse",
-    "find_dialect",
-    "told_dialect",
-]

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from peagle import dialects
 from peagle.async_llm import AsyncLLM
 from peagle.completion import Completion
 from peagle.config import SamplingParams
+from peagle.dialects import events
+from peagle.dialects.tools import Tool, ToolUse
 from peagle.errors import ContextLengthError, InputError
 from peagle.live_request import ChatTurn
 from peagle.models.chat_template import render_chat
@@ -60,16 +61,16 @@ class EngineAnswerer:
         return _answer_of(prompt, completion)
 
 
-def tool_use(tools: Sequence[dict[str, Any]]) -> dialects.ToolUse | None:
+def tool_use(tools: Sequence[dict[str, Any]]) -> ToolUse | None:
     """The functions among a conversation's tools; the target is free to call them as it likes."""
     found = []
     for tool in tools:
         match tool.get("function", tool):
             case {"name": str(name), "parameters": dict(parameters)}:
-                found.append(dialects.Tool(name, parameters))
+                found.append(Tool(name, parameters))
             case {"name": str(name)}:
-                found.append(dialects.Tool(name))
-    return dialects.ToolUse(tuple(found)) if found else None
+                found.append(Tool(name))
+    return ToolUse(tuple(found)) if found else None
 
 
 def _answer_of(prompt: Sequence[int], completion: Completion) -> Regeneration:
@@ -77,7 +78,7 @@ def _answer_of(prompt: Sequence[int], completion: Completion) -> Regeneration:
     return Regeneration(message, len(ids), completion.finish_reason == "length", ids, tuple(prompt))
 
 
-def _message(said: dialects.Message) -> Message:
+def _message(said: events.Message) -> Message:
     """What a client would send back."""
     message: Message = {"role": "assistant", "content": said.content}
     if said.reasoning:
@@ -87,7 +88,7 @@ def _message(said: dialects.Message) -> Message:
     return message
 
 
-def _call(number: int, call: dialects.Call) -> dict[str, Any]:
+def _call(number: int, call: events.Call) -> dict[str, Any]:
     """A call in OpenAI's form, with the same id in every run."""
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": f"call_{number}", "type": "function", "function": function}

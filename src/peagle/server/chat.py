@@ -7,15 +7,9 @@ from typing import Any
 from fastapi import Request, Response
 
 from peagle.completion import Chunk, Completion
-from peagle.dialects import (
-    CallArguments,
-    CallBegin,
-    Content,
-    Event,
-    Reasoning,
-    Section,
-    ToolUse,
-)
+from peagle.dialects.events import CallArguments, CallBegin, Content, Event, Reasoning
+from peagle.dialects.parser import Section
+from peagle.dialects.tools import ToolUse
 from peagle.engine.step import TokenLogprobs
 from peagle.errors import InputError
 from peagle.live_request import ChatTurn

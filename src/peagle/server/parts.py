@@ -5,7 +5,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 
-from peagle.dialects import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
+from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from peagle.server.delivery import Json
 
 

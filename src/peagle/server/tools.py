@@ -1,6 +1,6 @@
 """The tools of a request, and how it wants them to be called."""
 
-from peagle.dialects import Tool, ToolUse
+from peagle.dialects.tools import Tool, ToolUse
 from peagle.server.errors import APIError
 from peagle.server.protocol import ChatBody
 from peagle.server.sampling import check_schema

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 
-from peagle.dialects import CallBegin, Event, Reasoning
+from peagle.dialects.events import CallBegin, Event, Reasoning
 from peagle.models.chat_template import readable_object
 from peagle.server.delivery import Json
 from peagle.server.parts import AnswerPart

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
-from peagle.dialects import CallBegin, Event, Reasoning
+from peagle.dialects.events import CallBegin, Event, Reasoning
 from peagle.server.delivery import Json
 from peagle.server.parts import AnswerPart
 from peagle.server.responses.conversation import encoded
