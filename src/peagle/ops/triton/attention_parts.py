@@ -13,7 +13,7 @@ from torch import Tensor
 from peagle.ops.cached_attention import PassRows
 
 LOG2E = tl.constexpr(1.4426950408889634)
-"""Scores are exponents of two."""
+"""What turns scores into exponents of two, which GPUs compute."""
 
 
 class Contexts(NamedTuple):
@@ -27,11 +27,11 @@ class Contexts(NamedTuple):
     counts: Tensor
     positions: Tensor
     ancestors: Tensor
-    """Anything where rows are no tree's."""
+    """As in `PassRows`; anything where rows are no tree's."""
 
     @classmethod
     def of(cls, rows: PassRows) -> "Contexts":
-        """A pass's."""
+        """The contexts of a pass."""
         spans = rows.requests, rows.starts, rows.firsts, rows.counts
         ancestors = rows.counts if rows.ancestors is None else rows.ancestors
         return cls(rows.slots, rows.limits, *spans, rows.positions, ancestors)
@@ -41,13 +41,17 @@ class Contexts(NamedTuple):
 def turns(
     rotations, positions, weight, SIZE: tl.constexpr, WIDTH: tl.constexpr, NORM: tl.constexpr
 ):
-    """The rotation at some positions, [rows, 1], times the norm's weight: what lanes are multiplied
-    by, and what the lanes are that they are paired with. WIDTH: of a head's lanes that turn."""
+    """The rotation at some positions, [rows, 1], times the norm's weight: factors of lanes, and
+    factors of the lanes that they are paired with.
+
+    WIDTH: how many of a head's lanes turn.
+    """
     lane = tl.arange(0, SIZE)[None, :]
     turn = rotations + positions * 2 * WIDTH
     if WIDTH == SIZE:
         own, crossed = tl.load(turn + lane), tl.load(turn + WIDTH + lane)
     else:
+        # lanes that do not turn stay as they are
         own = tl.load(turn + lane, mask=lane < WIDTH, other=1.0)
         crossed = tl.load(turn + WIDTH + lane, mask=lane < WIDTH, other=0.0)
     if NORM:
@@ -64,6 +68,7 @@ def normed_rotated(
     lane = tl.arange(0, SIZE)[None, :]
     x = tl.load(at + lane, mask=mask, other=0.0).to(tl.float32)
     y = tl.load(at + (lane + WIDTH // 2) % WIDTH, mask=mask, other=0.0).to(tl.float32)
+    # one over the rms is a number per row, so the rotation may come before it
     rotated = x * own + y * crossed
     if NORM:
         rotated = rotated * tl.rsqrt(tl.sum(x * x, 1) / SIZE + eps)[:, None]
@@ -82,6 +87,8 @@ def e4m3_of(x):
     """The nearest numbers that e4m3 has, in float32 like x. (The interpreter rounds wrongly.)"""
     x = tl.minimum(tl.maximum(x, -448.0), 448.0)
     bits = x.to(tl.int32, bitcast=True)
+    # of float32's 23 bits of mantissa three stay; a bit less than half a step is added, and one
+    # more where the last bit that stays is set: a tie goes to the even number
     normal = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
     small = (x + 24576.0) - 24576.0  # whose distance to the next is what e4m3 has below 2 ** -6
     return tl.where(tl.abs(x) < 0.015625, small, normal.to(tl.float32, bitcast=True))
@@ -121,15 +128,16 @@ def keys_at(
 
 @triton.jit
 def weighed(q, k, v, seen, scale, top, total, attended):
-    """With one more tile of keys: the highest score, the sum of shares, and what they draw.
+    """The highest score, the sum of shares and what they draw, with one more tile of keys.
 
-    scale: of scores, for powers of two. The highest score is rounded up to a whole number: shares
-    then differ by whole powers of two from one way of cutting keys into tiles and parts to
-    another, and bfloat16 rounds them alike.
+    scale: what scores are multiplied by to be exponents of two. The highest score is rounded up to
+    a whole number: shares then differ by whole powers of two from one way of cutting keys into
+    tiles and parts to another, and bfloat16 rounds them alike.
     """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(top, tl.ceil(tl.max(scores, 1)))
+    # of a row that has seen nothing yet minus infinity less itself would be NaN
     safe = tl.where(higher == float("-inf"), 0.0, higher)
     shares = tl.exp2(scores - safe[:, None])
     fade = tl.exp2(top - safe)
@@ -150,13 +158,15 @@ def arrived(
     ROWS: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """Leave a part; whether all `active` ones are there. The last one sets the count to zero."""
+    """Leave a part; returns whether all `active` parts are there. The last sets the count to
+    zero."""
     index = tl.arange(0, ROWS)
     lane = tl.arange(0, SIZE)[None, :]
     tl.store(base + ((part * ROWS + index) * SIZE)[:, None] + lane, attended)
     sums = base + PARTS * ROWS * SIZE + part * 2 * ROWS + index
     tl.store(sums, top)
     tl.store(sums + ROWS, total)
+    # all threads have left their numbers before the part counts
     tl.debug_barrier()
     last = tl.atomic_add(arrivals, 1, sem="acq_rel") == active - 1
     if last:
@@ -176,6 +186,7 @@ def merged(base, active, PARTS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.const
     for part in tl.static_range(PARTS):
         there = (index >= 0) & (part < active)
         at = sums + part * 2 * ROWS
+        # past L1, which does not see what other multiprocessors write
         level = tl.load(at, mask=there, other=float("-inf"), cache_modifier=".cg")
         mass = tl.load(at + ROWS, mask=there, other=0.0, cache_modifier=".cg")
         value = tl.load(
@@ -194,6 +205,7 @@ def merged(base, active, PARTS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.const
 def write(top, total, attended, sinks, head, at, real, HEADS: tl.constexpr, SINKS: tl.constexpr):
     """Write what rows attended to, less what their heads' sinks take. at: [rows, head_dim]."""
     if SINKS:
+        # a sink is one more score, of a key without a value
         sink = tl.load(sinks + tl.minimum(head, HEADS - 1)).to(tl.float32) * LOG2E
         total += tl.exp2(sink - top)
     result = attended / tl.where(total == 0.0, 1.0, total)[:, None]

@@ -29,11 +29,11 @@ from peagle.ops.triton.launch import begin, counters, overlap, shared_memory
 PROGRAMS = 528
 """Four on each of an H200's multiprocessors."""
 KEYS = 64
-"""Keys of one tile."""
+"""Keys of a tile."""
 WIDE_NUMBERS = 32 * 512
 """Most numbers of a program's rows, where heads are wider than 128."""
 MOST_PARTS = 8
-"""Most parts of one request's context: merging takes longer with each."""
+"""Most parts of one request's context: to merge them takes longer with each."""
 FIXED_NUMBERS = 64 * 128
 """Most numbers of a program's rows where results must not depend on the load."""
 
@@ -48,6 +48,7 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         group = heads_together(requests, most, spec)
     sets = spec.num_heads // group
     padded = triton.next_power_of_2(group)
+    # a tensor core's left operand has at least 16 lines
     queries = max(most, triton.cdiv(16, padded))
     parts = 1 if spec.batch_invariant else _parts(requests * sets, rows.slots.shape[1])
     out = query.new_empty(len(query), spec.num_heads * spec.head_dim)
@@ -111,7 +112,8 @@ def heads_together(requests: int, most: int, spec: AttentionHeads) -> int:
 
 
 def fixed_group(spec: AttentionHeads) -> int:
-    """The same where results must not depend on the load: as many as four warps have room for."""
+    """Query heads in one program where results must not depend on the load: as many as four warps
+    have room for."""
     group = spec.num_heads // spec.num_kv_heads
     while group % 2 == 0 and group * FIXED_ROWS * spec.head_dim > FIXED_NUMBERS:
         group //= 2
@@ -182,6 +184,7 @@ def _attend(
     if WINDOW:  # what is before all windows is not read
         skipped = tl.maximum(start - window + 1, 0) // KEYS
     tiles = tl.cdiv(stop, KEYS) - skipped
+    # how long a context is the device knows alone: the grid has programs for the longest
     share = tl.maximum(tl.cdiv(tiles, PARTS), 1)
     active = tl.maximum(tl.cdiv(tiles, share), 1)
     if split >= active:
@@ -196,6 +199,7 @@ def _attend(
     q = tl.load(query + at, mask=own, other=0.0)
     position = place
     if TREE:
+        # rows of a tree lie one behind another, but stand where their depth says
         words = tl.load(contexts.ancestors + first + row, mask=row < count, other=0)[:, None]
         position = tl.load(contexts.positions + first + row, mask=row < count, other=0)[:, None]
     top = tl.full([ROWS], float("-inf"), tl.float32)
@@ -232,7 +236,7 @@ def _attend(
 def store(
     qkv: Tensor, spec: QKVSpec, cache: Tensor, positions: Tensor, writes: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As the reference, in the product's place."""
+    """The same as the reference; queries, keys and values overwrite the product."""
     norm, total = spec.norm_weight, spec.num_heads + 2 * spec.num_kv_heads
     _store[(len(qkv),)](
         qkv,

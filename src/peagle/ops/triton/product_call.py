@@ -51,7 +51,7 @@ class ProductForm:
     gated: bool
     adds: bool
     apart: bool = False
-    """Whether a program has all parts instead."""
+    """Whether a program has all parts of the depth, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ProductCall:
     x: Tensor
     """[rows, depth]"""
     squares: Tensor | None
-    """[parts, rows] sums of squares by which x is normed; None: it is not."""
+    """[parts, rows] sums of squares by which x is normed; None: x is not normed."""
     eps: float
     weight: Weight
     bias: Tensor | None
@@ -72,7 +72,7 @@ class ProductCall:
     """Whether a row's result must not depend on the other rows."""
 
     def form(self, splits: int, apart: bool = False) -> ProductForm:
-        """What its kernel is compiled with."""
+        """What the product's kernel is compiled with."""
         return ProductForm(
             splits,
             parts=1 if self.squares is None else triton.next_power_of_2(len(self.squares)),
@@ -84,7 +84,7 @@ class ProductCall:
         )
 
     def results(self, tiles: int, splits: int, numbers: int) -> ProductResults:
-        """Where what it gives goes. numbers: of a tile."""
+        """Where the product writes its results. numbers: how many a tile has."""
         stream, norm, scaled, squares = self.addition or (self.out,) * 4
         partial = arrivals = self.out
         if splits > 1:
@@ -94,7 +94,7 @@ class ProductCall:
 
     @property
     def operands(self) -> tuple[Tensor, Tensor]:
-        """Squares and bias, or anything in place of none."""
+        """Squares and bias; anything in place of one that is not there."""
         given = self.squares, self.bias
         squares, bias = (self.out if each is None else each for each in given)
         return squares, bias
@@ -116,8 +116,9 @@ def over_rms(squares, parts, held, row, real, depth, eps, PARTS: tl.constexpr):
 
 @triton.jit
 def left(part, at, split, arrivals, tile, SPLITS: tl.constexpr):
-    """Leave a program's sums of a shared tile at a place; whether all programs' are there."""
+    """Leave a program's sums of a shared tile; returns whether those of all programs are there."""
     tl.store(at + split * (part.shape[0] * part.shape[1]), part)
+    # one thread counts for all: they have stored by then
     tl.debug_barrier()
     return tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1
 
@@ -127,7 +128,9 @@ def gathered(at, arrivals, tile, SPLITS: tl.constexpr):
     """The sums of all programs of a tile, in their order; sets their count to zero."""
     tl.store(arrivals + tile, 0)
     tl.debug_barrier()
+    # in one order, whichever program came last: the bits of a sum do not depend on it
     total = tl.zeros(at.shape, tl.float32)
     for other in tl.static_range(SPLITS):
+        # past L1, which does not see what other multiprocessors write
         total += tl.load(at + other * (at.shape[0] * at.shape[1]), cache_modifier=".cg")
     return total

@@ -47,9 +47,9 @@ from peagle.ops.weight import FP8, INT4, QuantizedWeight, Weight
 LINES, DEPTH = 64, 128
 """Lines of the weight, and their depth, that a program reads in a step."""
 STEP_BYTES = 256
-"""Most of a tensor's line in a step."""
+"""Most bytes of a tensor's line in a step."""
 FP4_DEPTH = 256
-"""The same of E2M1, as experts' programs read it where pairs are few."""
+"""Inputs of a step of four bits each, as experts' programs read them where pairs are few."""
 LEAST_DEPTH = 1024
 """The least depth of the weight for a program whose tile is shared."""
 RESIDENT = 3
@@ -60,11 +60,11 @@ EXCHANGED = 36 << 10
 """Bytes of shared memory that threads of the largest program pass widened numbers and sums through,
 beside the steps."""
 CONVERTS_E4M3 = (8, 9)
-"""The first compute capability that does."""
+"""The first compute capability that converts E4M3."""
 AHEAD = tl.constexpr(4)
 """Steps of which a program asks for the weight while the kernel before it still ends."""
 MOST_ROWS = 128
-"""That a program has; more are divided among programs."""
+"""Most rows of a program; more are divided among programs."""
 FUSED_ROWS = 64
 """Most rows whose sums of squares a product leaves for the next one."""
 
@@ -114,12 +114,13 @@ def able(device: torch.device) -> bool:
 
 
 def step_of(weight: Weight, most: int) -> int:
-    """Inputs of a step of the depth, at most so many; where sums are scaled, of one block."""
+    """Inputs of a step of the depth, at most so many, all of one block where sums are scaled."""
     if isinstance(weight, Tensor):
         return min(most, STEP_BYTES // weight.element_size())
     if weight.format.bits == 4:
         return weight.run if weight.format == INT4 else most
     wide = weight.block[1]
+    # a step's sum is multiplied by one scale
     return most if wide >= weight.shape[-1] else math.gcd(most, wide)
 
 
@@ -173,7 +174,7 @@ def step_bytes(height: int, step: int, x: Tensor, bits: int = 8) -> int:
 
 
 def division_of(call: ProductCall) -> Division:
-    """How a call is divided; but for tensors' few rows, by its weight alone."""
+    """How a call is divided: by its weight alone, except for few rows of a tensor."""
     x, weight, (rows, depth) = call.x, call.weight, call.x.shape
     if isinstance(weight, Tensor) and not call.fixed:
         gated = call.epilogue is Epilogue.GATE
@@ -264,6 +265,7 @@ def _product(
     if F.gated:
         line = gate_lines(tile, outputs, LINES)
     else:
+        # past the last line that one again: loads need no mask
         line = tl.minimum(column, outputs - 1).to(tl.int64)
     x_at = x + row.to(tl.int64)[None, :] * depth
     x_at += first_inputs(W, DEPTH)[:, None]
@@ -271,16 +273,20 @@ def _product(
     first = split * share
     past = depth if F.apart else tl.minimum(first + share, depth)
     if OVERLAP:
+        # a weight is nobody's result: what is read of it does not wait for the launch before
         ahead = tl.minimum(first + tl.arange(0, AHEAD) * DEPTH, tl.maximum(past - DEPTH, 0))
         ahead = ahead[None, :] // W.together
         prefetch(weight.numbers + line[:, None] * words(depth, W) + ahead)
     wait(OVERLAP)
     if F.apart:
         total = tl.zeros([LINES, ROWS], tl.float32)
+        # in the order in which `gathered` adds programs' sums, so that the bits are the same
         for part in range(F.splits):
             past = tl.minimum((part + 1) * share, depth)
+            # several programs read these lines: L2 keeps them
             total += sums(x_at, real, weight, line, part * share, past, depth, W, "")
     else:
+        # nobody reads these lines again in this pass
         total = sums(x_at, real, weight, line, first, past, depth, W, "evict_first")
     if F.splits > 1 and not F.apart:
         place = tl.arange(0, LINES)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
@@ -302,11 +308,13 @@ def _product(
     place = row.to(tl.int64)[None, :] * outputs + column[:, None]
     keep = real[None, :] & inside[:, None]
     if F.adds:
+        # rounded as a product is that is written before the stream is added
         total = total.to(kind).to(tl.float32)
         total += tl.load(results.stream + place, mask=keep, other=0.0).to(tl.float32)
     y = total.to(kind)
     tl.store(results.out + place, y, mask=keep)
     if F.adds:
+        # the norm sees what is written, not what was rounded away
         stored = tl.where(keep, y.to(tl.float32), 0.0)
         factor = tl.load(results.norm + column, mask=inside, other=0.0).to(tl.float32)
         tl.store(results.scaled + place, (stored * factor[:, None]).to(kind), mask=keep)

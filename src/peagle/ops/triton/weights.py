@@ -1,4 +1,4 @@
-"""Sums of a weight's products, for whatever kernel: packed numbers are widened in registers.
+"""Sums of a weight's products for any kernel; packed numbers are widened in registers.
 
 16 bits have two numbers of eight bits or four of four, of inputs that are a half or a quarter of a
 run apart: a step of the depth is as many products as 16 bits have numbers. Scales of eight bits and
@@ -31,13 +31,13 @@ class Packing:
     """What a kernel is compiled with for a weight, beside its sizes."""
 
     kind: str
-    """The format's name; of tensors "dense"."""
+    """The name of the format, "dense" for tensors."""
     run: int
     high: int
     wide: int
-    """Outputs and inputs that share a scale."""
+    """Inputs that share a scale; `high` outputs do."""
     columns: int
-    """Scales that are kept of an output."""
+    """Scales that are kept for an output."""
     zeros: bool
     factors: bool
     divided: bool
@@ -59,7 +59,7 @@ class Operands(NamedTuple):
     """A weight as kernels read it; anything in place of what it lacks."""
 
     numbers: Tensor
-    """[..., outputs, words] of 16 bits, or a tensor's numbers"""
+    """[..., outputs, words] int16, or a tensor's numbers"""
     scales: Tensor
     zeros: Tensor
     factors: Tensor
@@ -92,7 +92,14 @@ def words(depth, W: tl.constexpr):
 
 @triton.jit
 def first_inputs(W: tl.constexpr, STEP: tl.constexpr):
-    """The input that the first number is multiplied by, of each 16 bits of a step."""
+    """For each 16 bits of a step, the input by which their first number is multiplied."""
+    # which inputs the numbers of 16 bits belong to, in the order of the numbers
+    #
+    #   eight bits, run of 128     0 64 │ 1 65 │ 2 66 │ ... │ 63 127 │ 128 192 │ ...
+    #   FP4, run of 64             0 16 32 48 │ 1 17 33 49 │ ... │ 15 31 47 63 │ 64 80 ...
+    #   int4, run of 128           0 32 64 96 │ 1 33 65 97 │ ... │ 31 63 95 127 │ 128 160 ...
+    #
+    # so first numbers of neighbouring words belong to neighbouring inputs, as second ones do
     apart: tl.constexpr = W.run // W.together
     place = tl.arange(0, STEP // W.together)
     return place // apart * W.run + place % apart
@@ -174,6 +181,7 @@ def _fp4(x_at, real, weight, line, first, past, depth, W: tl.constexpr, EVICTION
     for k in range(first, past, step):
         inside = (place < width - k // 4)[None, :]
         found = tl.load(numbers_at + k // 4, mask=inside, other=0, eviction_policy=EVICTION)
+        # scales are padded to whole steps (`FP4.columns`): no mask
         scale = tl.load(scales_at + k // W.wide)
         if W.wide == 32:
             one, three = powers(scale, kind).reshape(lines, step // 64, 2).split()
@@ -185,6 +193,7 @@ def _fp4(x_at, real, weight, line, first, past, depth, W: tl.constexpr, EVICTION
         repeated = _repeated(one), _repeated(two), _repeated(three), _repeated(four)
         quarters = e2m1(found, repeated, kind)
         for quarter in tl.static_range(4):
+            # the depth ends with a block: the two quarters of one of 32 inputs end together
             if quarter % 2 == 0 or W.wide == 16:
                 inside = (at + 16 * quarter < past - k)[:, None] & real[None, :]
             a = tl.load(x_at + k + 16 * quarter, mask=inside, other=0.0)
@@ -196,7 +205,7 @@ def _fp4(x_at, real, weight, line, first, past, depth, W: tl.constexpr, EVICTION
 def _integers(
     x_at, real, weight, line, first, past, depth, W: tl.constexpr, EVICTION: tl.constexpr
 ):
-    """A step is a run, whose quarters are of one group, two, or four."""
+    """A step is a run, whose four quarters belong to one group, to two, or to four."""
     kind: tl.constexpr = x_at.dtype.element_ty
     total = tl.zeros([line.shape[0], x_at.shape[1]], tl.float32)
     place = tl.arange(0, W.run // 4)
@@ -207,8 +216,10 @@ def _integers(
         # a step ahead, as above
         coming = _of_quarters(weight.scales, line, k + W.run, past, W)
         coming_zeros = _zeros_of_quarters(weight.zeros, line, k + W.run, past, W)
+        # words are padded to whole runs: no mask
         found = tl.load(numbers_at + k // 4, eviction_policy=EVICTION)
         quarters = integers4(found, zeros, kind)
+        # sums of one group each, since a scale multiplies sums and not numbers
         part = tl.zeros_like(total)
         for quarter in tl.static_range(4):
             inside = (place + 32 * quarter < past - k)[:, None] & real[None, :]
@@ -223,7 +234,7 @@ def _integers(
 
 @triton.jit
 def _of_quarters(shared, line, k, past, W: tl.constexpr):
-    """What the groups share of a run's four quarters, from a depth on: float32 [lines] each."""
+    """What the groups of a run's four quarters share, from a depth on: float32 [lines] each."""
     at = shared + line * W.columns
     one = tl.load(at + tl.minimum(k, past - 1) // W.wide).to(tl.float32)
     two, three, four = one, one, one
@@ -238,7 +249,7 @@ def _of_quarters(shared, line, k, past, W: tl.constexpr):
 
 @triton.jit
 def _zeros_of_quarters(zeros, line, k, past, W: tl.constexpr):
-    """The same of zero points; of a format without any its middle."""
+    """The zero points of a run's four quarters; the middle of the codes where there are none."""
     if W.zeros:
         return _of_quarters(zeros, line, k, past, W)
     else:  # noqa: RET505 (as above)
@@ -256,7 +267,7 @@ def _repeated(x):
 
 @triton.jit
 def factored(total, factors, line, W: tl.constexpr):
-    """Sums of some lines, each times its factor or divided by it, where there are factors."""
+    """Sums of lines times their factors, or divided by them; without factors as they are."""
     if W.divided:
         total = total / tl.load(factors + line)[:, None]
     elif W.factors:

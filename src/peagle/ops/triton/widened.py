@@ -1,4 +1,4 @@
-"""Packed weights widened to the type of their inputs, for products that wait for arithmetic."""
+"""Packed weights are widened to the type of their inputs, for products that arithmetic bounds."""
 
 import torch
 import triton
@@ -52,6 +52,7 @@ def _widen(
     found = tl.load(numbers_at, mask=(place < width)[None, :], other=0)
     for number in tl.static_range(together):
         at = start + first_inputs(W, STEP) + number * (W.run // together)
+        # a run may end behind the depth: its last numbers have no scale and are not kept
         block = tl.minimum(at, depth - 1) // W.wide
         shared_at = (line // W.high * W.columns)[:, None] + block[None, :]
         scale = tl.load(weight.scales + shared_at)
@@ -80,5 +81,6 @@ def _integer(codes, place: tl.constexpr, zeros_at, W: tl.constexpr):
             zero = zero.to(tl.int8, bitcast=True)
         value -= zero.to(tl.float32)
     elif W.kind == "int4":
+        # `MIDDLE`, where a format without zero points has its zero
         value -= 8.0
     return value

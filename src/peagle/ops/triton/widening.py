@@ -1,4 +1,4 @@
-"""Numbers of 8 and 4 bits in registers as bfloat16, which holds all formats exactly.
+"""Numbers of 8 and 4 bits become bfloat16 in registers, which holds all formats exactly.
 
 Instructions that convert take 16 numbers a cycle and multiprocessor: memory brings them faster. So
 bits are moved instead, two numbers an instruction: exponent and mantissa to where bfloat16 has the
@@ -29,12 +29,15 @@ BFLOAT16_OF_E4M3 = tl.constexpr(
     }
     """
 )
-"""From 16 bits in twice 32, of which a thread has two, to their lower and their upper numbers."""
+"""Makes lower and upper numbers of 16 bits, two of which a thread has in 32."""
 
 
 @triton.jit
 def e4m3(codes, kind: tl.constexpr):
     """The lower and the upper E4M3 numbers of each 16 bits, in a dtype."""
+    # sixteen bits              S EEEE MMM s eeee mmm      0xEA of `lop3` is (a & b) | c
+    # lower, shifted by 8       s eeeemmm0 0000000
+    # bfloat16                  s 0000eeee mmm0000         0x7B80, below, is 2 to the power of 120
     # a byte in the upper half of 16 bits is s eeee mmm 0000 0000: all but the sign moves by four
     # bits, and 2 to the power of 120 is the difference of the exponents' biases
     if kind == tl.bfloat16:
@@ -108,7 +111,7 @@ def e2m1(codes, scales, kind: tl.constexpr):
 
 @triton.jit
 def e2m1_at(codes, place: tl.constexpr, scale):
-    """As above, the numbers at one of the four places in float32, and no smaller than they are."""
+    """The numbers of `e2m1` at one of the four places, in float32 and as large as they are."""
     bits = codes.to(tl.int32) & 0xFFFF
     moved = bits << (3 * place)
     if place == 3:
@@ -119,6 +122,8 @@ def e2m1_at(codes, place: tl.constexpr, scale):
 @triton.jit
 def powers(exponents, kind: tl.constexpr):
     """Two to the power of E8M0 bytes, which are exponents + 127, times `SHIFT`."""
+    # 63 is the exponent of `SHIFT`; with the largest byte, 191, it makes 254, float32's last finite
+    # one
     found = ((exponents.to(tl.int32) + 63) << 23).to(tl.float32, bitcast=True)
     return found.to(tl.bfloat16) if kind == tl.bfloat16 else found
 
@@ -207,11 +212,11 @@ def integers4(codes, zeros, kind: tl.constexpr):
 
 @triton.jit
 def _less(zero):
-    """What is added to 128 + code: [lines, 1]."""
+    """The number that is added to 128 + code: [lines, 1]."""
     return (-128.0 - zero).to(tl.bfloat16)[:, None]
 
 
 @triton.jit
 def unshifted(sums, kind: tl.constexpr):
-    """Sums of products with what `e2m1` made."""
+    """Sums of products with numbers of `e2m1`, as large as they should be."""
     return sums * SHIFT if kind == tl.bfloat16 else sums

@@ -45,8 +45,11 @@ takes no trees."""
 
 
 def takes(spec: QKVSpec, cache: Tensor, rows: PassRows) -> bool:
-    """Whether the kernel covers these sizes, whole heads that turn, values as they are, and the
-    cache's type, which is the rows' or E4M3 beside bfloat16, and is faster than Triton's."""
+    """Whether the kernel computes a layer's attention, and faster than Triton's does.
+
+    It takes heads of two sizes that turn as a whole, values without a norm, and a cache of 16 bits
+    or E4M3.
+    """
     lines, pairs = _lines(spec, rows), len(rows.requests) * spec.num_kv_heads
     many = pairs >= LEAST_PAIRS or rows.ancestors is not None
     quicker = lines < LEFT_LINES or (lines == LEFT_LINES and many)
@@ -65,7 +68,10 @@ def shares_of(rows: PassRows, spec: QKVSpec, cache: Tensor) -> Tensor:
 def attend_product(
     qkv: Tensor, spec: QKVSpec, cache: Tensor, rows: PassRows, settled: bool = False
 ) -> Tensor:
-    """As the reference."""
+    """The same as the reference.
+
+    settled: whether rows and older keys may be read before earlier launches are done.
+    """
     if rows.shares is None:  # what is launched here is not settled
         rows, settled = replace(rows, shares=shares_of(rows, spec, cache)), False
     shares, narrow = rows.shares, cache.dtype == E4M3
@@ -134,9 +140,10 @@ def _tiling(spec: QKVSpec, rows: PassRows, narrow: bool = False, settled: bool =
 def programs(pairs: int, few_lines: bool, size: int, padded: int, processors: int) -> int:
     """How many programs are to share a multiprocessor, given pairs of a request and key-value head.
 
-    A large one fills it, where lines may be columns; those whose rows are the left operand are
-    small. Four small ones, so that no pair waits for a second turn, but where every head has keys
-    of its own: a request's rows would not fit into their tile.
+    A large program has a multiprocessor to itself, where lines may be columns; programs whose rows
+    are the left operand are small. Four small ones share it where a pair would else wait for a
+    second turn, but not where every head has keys of its own: a request's rows would not fit into
+    their tile.
     """
     if 2 * pairs <= processors and size == 128 and few_lines:
         return 1
@@ -178,6 +185,7 @@ def _attend_part(
 ):
     dtype: gl.constexpr = qkv.dtype.element_ty
     if not TILING.settled:
+        # whose rows these are, and the older keys, may still be on their way
         gdc_wait()
     kv_head, item = gl.program_id(0), gl.program_id(1)
     request = gl.load(shares + 3 * item)
@@ -189,11 +197,13 @@ def _attend_part(
     first = gl.load(contexts.firsts + request).to(gl.int64)
     count = gl.load(contexts.counts + request).to(gl.int32)
     stop = gl.minimum(start + count, gl.load(contexts.limits + table_row).to(gl.int32))
+    # a row of the table that pads the batch has no slot at all: its stop is 0, before its start
     older = gl.minimum(start, stop)
     skipped = 0
     if TILING.window:  # what is before all windows is not read
         skipped = gl.maximum(start - window + 1, 0) // TILING.keys
     tiles = 1 + gl.maximum((older + TILING.keys - 1) // TILING.keys - skipped, 0)
+    # `divide` counts contexts in full, once a pass: in a layer with a window fewer parts have tiles
     share = gl.maximum((tiles + parts - 1) // parts, TILING.least_share)
     active = (tiles + share - 1) // share
     begin = part * share
@@ -216,6 +226,7 @@ def _attend_part(
     line = gl.arange(0, at_once, gl.SliceLayout(1, TILING.rows))
     own = gl.arange(0, TILING.own, gl.SliceLayout(1, TILING.rows))
     placed = (contexts.positions + first, contexts.ancestors + first, start, count)
+    # drafts may reach beyond the longest context, where there is no rotation, nor a slot
     turned_at = gl.minimum(position_of(line // TILING.padded, placed, TILING), last_position)
     q_turns = turns(rotations, turned_at, norm_weight, TILING)
     own_turned_at = gl.minimum(position_of(own, placed, TILING), last_position)
@@ -224,6 +235,7 @@ def _attend_part(
     slot = gl.load(table + start + own, mask=kept, other=0)
     if TILING.settled:
         gdc_wait()
+    # after the wait: so this launch is a fence for those behind it
     gdc_launch_dependents()
     of_own = qkv + (first + own) * TILING.width + (TILING.heads + kv_head) * TILING.size
     k = heads_at(of_own, kept, TILING)
@@ -252,9 +264,11 @@ def _attend_part(
         first_item = (item - part) * TILING.kv_heads + kv_head
         left = partial + first_item.to(gl.int64) * TILING.partial
         leave(top, total, attended, left, part, TILING)
+        # all warps have left their numbers before the part counts
         meet()
         if gl.atomic_add(arrivals + pair, 1, sem="acq_rel") != active - 1:
             return
+        # for the next launch, which finds counts at zero
         gl.store(arrivals + pair, 0)
         top, total, attended = merged(left, active, TILING)
     write(top, total, attended, sinks, out, kv_head, first, count, TILING)

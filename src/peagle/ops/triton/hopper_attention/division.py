@@ -1,4 +1,4 @@
-"""Contexts divided among programs on the device, once a pass: long ones into more parts.
+"""Contexts are divided among programs on the device, once a pass: long ones into more parts.
 
 Few requests get as many parts as can run at once, each as small as that allows. Of many requests,
 whose programs fill the GPU anyway, only contexts far longer than a fair share are divided: one that
@@ -14,11 +14,11 @@ from peagle.ops.cached_attention import PassRows
 from peagle.ops.triton.launch import begin, overlap
 
 MOST_PARTS = 16
-"""Most parts of a context: merging takes longer with each."""
+"""Most parts of a context: to merge them takes longer with each."""
 SLACK = 2
 """Fair shares that a part may hold where requests are many: each part costs a start and an end."""
 STEPS = tl.constexpr(16)
-"""Steps of a bisection: a context has fewer than two to this power tiles."""
+"""Steps of a bisection: a context has fewer tiles than two to this power."""
 
 
 def divide(rows: PassRows, kv_heads: int, keys: int, least: int, room: int) -> Tensor:
@@ -95,6 +95,11 @@ def _divide(
     longest = tl.max(tiles, 0)
     share = tl.maximum(least, tl.cdiv(longest, MOST))
     if FEW:
+        # three requests of 8, 3 and 1 tiles and room for 6 items: the smallest share that fits is 3
+        #
+        #   request 0   ▇▇▇│▇▇▇│▇▇       with a share of 2 there would be 4 + 2 + 1 parts
+        #   request 1   ▇▇▇
+        #   request 2   ▇                `enough` always fits, what is below `share` does not
         enough = tl.maximum(share, longest)
         for _ in tl.static_range(STEPS):
             middle = (share + enough) // 2
@@ -102,6 +107,8 @@ def _divide(
             enough = tl.where(fits, middle, enough)
             share = tl.where(fits, share, middle + 1)
     else:
+        # then there are at most `most_items`: whole parts fill `spread`, and each request begins
+        # one more
         share = tl.maximum(share, tl.cdiv(kv_heads * tl.sum(tiles, 0), spread))
     parts = tl.cdiv(tiles, share)
     ends = tl.cumsum(parts, 0)

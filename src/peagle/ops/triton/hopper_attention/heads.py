@@ -46,6 +46,7 @@ def turned(heads, by, eps, TILING: gl.constexpr):
     """Rows of heads in float32. heads: of `heads_at`; by: of `turns`."""
     x = heads[0].to(gl.float32)
     rotated = x * by[0] + heads[1].to(gl.float32) * by[1]
+    # one over the rms is a number per row, so the rotation may come before it
     if TILING.norm:
         rotated = rotated * gl.rsqrt(gl.sum(x * x, 1) / TILING.size + eps)[:, None]
     return rotated

@@ -1,4 +1,4 @@
-"""Keys and values of a cache in E4M3, two in 16 bits: rounded for it, and widened for products."""
+"""How keys and values are rounded for a cache in E4M3, two in 16 bits, and widened for products."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -9,6 +9,7 @@ from peagle.ops.triton.widening import BFLOAT16_OF_E4M3
 @gluon.jit
 def kept_of(x, scale, KIND: gl.constexpr):
     """What a cache of type KIND keeps of numbers, in units of a scale."""
+    # 448 is the largest number of E4M3, which has no infinity: beyond it there is NaN alone
     x = gl.minimum(gl.maximum(x.to(gl.float32) / scale, -448.0), 448.0)
     return x.to(KIND)
 

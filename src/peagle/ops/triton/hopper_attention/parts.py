@@ -1,7 +1,7 @@
-"""Parts of a context: left where others see them, merged, and written as a layer's output.
+"""How parts of a context are left where others see them, merged, and written as an output.
 
-left: where the first part of one request and key-value head is left, as `Tiling.partial` says; the
-next one's comes behind those of all heads.
+left: where the first part of one request and key-value head is left, as `Tiling.partial` says. The
+second part of that head comes behind the first parts of all heads.
 """
 
 from triton.experimental import gluon
@@ -33,12 +33,14 @@ def merged(left, active, TILING: gl.constexpr):
     for few in range(0, active, together):
         for one in gl.static_range(together):
             part = few + one
+            # the comparison, always true, gives a single condition the shape of lines
             there = (gl.arange(0, lines, across) >= 0) & (part < active)
             sums_at, values_at = _places(left, part, TILING)
             level = gl.load(sums_at, mask=there, other=float("-inf"), cache_modifier=".cg")
             mass = gl.load(sums_at + lines, mask=there, other=0.0, cache_modifier=".cg")
             value = gl.load(values_at, mask=there[:, None], other=0.0, cache_modifier=".cg")
             higher = gl.maximum(top, level)
+            # of a line that has seen nothing yet minus infinity less itself would be NaN
             safe = gl.where(higher == float("-inf"), 0.0, higher)
             fade, weight = gl.exp2(top - safe), gl.exp2(level - safe)
             total = total * fade + mass * weight
@@ -53,6 +55,7 @@ def write(top, total, attended, sinks, out, kv_head, first, count, TILING: gl.co
     line, dim = _axes(TILING)
     row, head = line // TILING.padded, kv_head * TILING.group + line % TILING.padded
     if TILING.sinks:
+        # a sink is one more score, of a key without a value
         sink = gl.load(sinks + gl.minimum(head, TILING.heads - 1)).to(gl.float32) * LOG2E
         total += gl.exp2(sink - top)
     result = attended / gl.where(total == 0.0, 1.0, total)[:, None]

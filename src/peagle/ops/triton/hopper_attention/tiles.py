@@ -1,4 +1,4 @@
-"""Tiles of keys and values: into the ring, and what rows draw from them.
+"""How tiles of keys and values come into the ring, and what rows draw from them.
 
 A span is (first tile, end, the rows' first position, end of those with a slot, end of older ones,
 tiles before all windows). Tile 0 is the rows' own; older keys follow from tile 1 on. The ring takes
@@ -23,7 +23,7 @@ from peagle.ops.triton.hopper_attention.tiling import TILE
 
 @gluon.jit
 def fetch_first(ring, table, span, sides, TILING: gl.constexpr):
-    """Ask for the halves that the ring is to be ahead; slots of the tile of the next."""
+    """Ask for as many halves as the ring is ahead; returns the slots of the tile that is next."""
     begin, _, _, _, _, _ = span
     found = _slots(begin, table, span, TILING)
     following = found
@@ -41,6 +41,8 @@ def fetch_first(ring, table, span, sides, TILING: gl.constexpr):
 def write_own(k, v, slot, kept, operands, of_head, side_stride, scales, TILING: gl.constexpr):
     """The rows' own keys and values, [own, size], into the cache and where products read a span's
     first tile."""
+    # `_fetch` leaves out tile 0, so that its places in the ring are free; products of a narrow
+    # cache read from others
     lane = gl.arange(0, TILING.size, gl.SliceLayout(0, TILING.rows))[None, :]
     at = of_head + (slot.to(gl.int64) * (TILING.kv_heads * TILING.size))[:, None] + lane
     if TILING.narrow:  # what all readers see is what is kept
@@ -105,8 +107,19 @@ def _by_rows(given, TILING: gl.constexpr):
     top = gl.full([lines], float("-inf"), gl.float32, along)
     total = gl.zeros([lines], gl.float32, along)
     attended = gl.zeros(line_dims, gl.float32, drawn_layout)
+    # the ring while tile i is multiplied, six places that are filled four ahead:
+    #
+    #   half    2i-2 2i-1 │ 2i        2i+1     │ 2i+2 2i+3         `_arrived`: 2i and 2i+1 are there
+    #           free      │ keys      values   │ on their way      and nobody reads 2i-2 and 2i-1
+    #   next    2i+4 2i+5   asked for as soon as the product with the keys has begun
+    #
+    # crowded: four places filled three ahead, one half at a time (by keys three, two: one less)
+    #
+    #   half    2i-1 │ 2i   │ 2i+1 2i+2      while keys are multiplied 2i+3 takes the place of 2i-1,
+    #                                        while values are, 2i+4 that of 2i
     for tile in range(begin, end):
         half = 2 * (tile - begin)
+        # addresses of keys are read a tile before the keys are asked for
         following = _slots(tile + TILING.ahead // 2 + 1, table, span, TILING)
         _arrived(TILING)  # these keys, and no warp still reads the values before them
         keys, values = _operands(half, tile, rings, TILING)
@@ -123,6 +136,7 @@ def _by_rows(given, TILING: gl.constexpr):
         portion = gl.exp2(scores - safe[:, None])
         fade = gl.exp2(top - safe)
         top = higher
+        # no other warp has keys of these lines
         total = total * fade + gl.sum(portion, 1)
         attended = attended * gl.convert_layout(fade, gl.SliceLayout(1, drawn_layout))[:, None]
         portion = gl.convert_layout(portion.to(asked.dtype), share_layout)
@@ -174,6 +188,7 @@ def _by_keys(given, TILING: gl.constexpr):
         top = higher
         mass = mass * fade + portion
         attended = attended * fade
+        # they are a right operand here, which shared memory alone can be
         shares.permute((1, 0)).store(portion.to(asked.dtype))
         if TILING.crowded:
             _arrived(TILING)  # these values, too, and no warp still reads their keys
@@ -185,7 +200,7 @@ def _by_keys(given, TILING: gl.constexpr):
         _fetch_behind_values(half, ring, (found, following), span, sides, TILING)
         found = following
         attended = warpgroup_mma_wait(0, deps=(attended,))
-    return top, gl.sum(mass, 0), gl.permute(attended, (1, 0))
+    return top, gl.sum(mass, 0), gl.permute(attended, (1, 0))  # once, since warps share keys
 
 
 @gluon.jit
@@ -211,6 +226,7 @@ def _seen(scores, tile, position, row_position, ancestors, span, window, TILING:
     _, _, start, stop, older, _ = span
     seen = position < gl.where(tile == 0, stop, older)
     if TILING.tree:  # of their own tile's keys those of their ancestors
+        # older keys, which every row sees, are too far away to be a bit among 32
         bit = gl.minimum(gl.maximum(position - start, 0), 31)
         seen = seen & ((tile > 0) | ((ancestors >> bit) & 1 == 1))
     elif TILING.causal:
@@ -225,6 +241,7 @@ def _slots(tile, table, span, TILING: gl.constexpr):
     """Cache slots of a tile's older keys; those of the last key where there are no more."""
     _, end, _, _, older, skipped = span
     key = gl.arange(0, TILING.keys, gl.SliceLayout(1, TILING.fetched))
+    # a slot that nobody wrote may hold NaN, which a share of zero does not take away
     position = gl.minimum((skipped + tile - 1) * TILING.keys + key, older - 1)
     wanted = (tile > 0) & (tile < end) & (key >= 0)
     return gl.load(table + position, mask=wanted, other=0).to(gl.int32)
@@ -232,15 +249,17 @@ def _slots(tile, table, span, TILING: gl.constexpr):
 
 @gluon.jit
 def _arrived(TILING: gl.constexpr):
-    """The next half (tile, if not crowded) is there for all warps, and what they read is read."""
+    """Wait until the next tile, or half if crowded, is there, and no warp reads what was before."""
+    # copies are counted by groups, one a half, so that `_fetch` makes one even of nothing
     async_copy.wait_group(TILING.ahead - 1 if TILING.crowded else TILING.ahead - 2)
+    # products read shared memory by another path than copies and stores write it
     fence_async_shared()
     meet()
 
 
 @gluon.jit
 def _operands(half, tile, rings, TILING: gl.constexpr):
-    """Where products read a tile's keys and values."""
+    """The places in shared memory where products read a tile's keys and values."""
     ring, wide, scales = rings
     keys, values = ring.index(half % TILING.places), ring.index((half + 1) % TILING.places)
     if TILING.narrow:
@@ -256,7 +275,8 @@ def _operands(half, tile, rings, TILING: gl.constexpr):
 
 @gluon.jit
 def _fetch_behind_keys(half, ring, found, span, sides, TILING: gl.constexpr):
-    """While the keys of a tile are multiplied: for where the values before them were."""
+    """Ask, while a tile's keys are multiplied, for what takes the place of the values before
+    them."""
     _fetch(half + TILING.ahead, TILING.ahead % 2, ring, found, span, sides, TILING)
     if not TILING.crowded:
         _fetch(half + TILING.ahead + 1, 1, ring, found, span, sides, TILING)
@@ -264,7 +284,7 @@ def _fetch_behind_keys(half, ring, found, span, sides, TILING: gl.constexpr):
 
 @gluon.jit
 def _fetch_behind_values(half, ring, slots, span, sides, TILING: gl.constexpr):
-    """While its values are: for where the keys were.
+    """Ask, while a tile's values are multiplied, for what takes the place of its keys.
 
     slots: of the tile that was just asked for, and of the next.
     """

@@ -9,16 +9,16 @@ from peagle.ops.triton.gluon import digest
 TILE = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 """Layout of all operands in shared memory."""
 NARROW_TILE = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, rank=2)
-"""The same where lines have 64 bytes."""
+"""The layout of operands whose lines have 64 bytes."""
 LEFT_LINES = 64
-"""Lines of a product's left operand for each group of four warps."""
+"""Lines of a left operand that four warps multiply together."""
 LEAST_KEYS = 256
 """Fewest keys in a part of a context."""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Sizes and switches."""
+    """The sizes and switches that the kernel is compiled for."""
 
     heads: int
     kv_heads: int
@@ -41,7 +41,7 @@ class Tiling:
     narrow: bool = False
     """Whether the cache keeps E4M3, two in 16 bits."""
     scaled: bool = False
-    """Whether those are in other units than 1."""
+    """Whether the cache keeps its numbers in other units than 1."""
     source: str = digest(__file__)
 
     @property
@@ -67,6 +67,8 @@ class Tiling:
     @property
     def places(self) -> int:
         """Places of the ring, each for a tile's keys or values."""
+        # of heads of 128 a small program's six places of 64 keys are 96 KB: two have room in 227
+        # KB; a large one's, of 128 keys, are 192 KB; four programs have 48 KB of them each at most
         if self.crowded:
             return 4 if self.by_rows else 3
         return 6
@@ -79,11 +81,12 @@ class Tiling:
     @property
     def registers(self) -> int | None:
         """Most registers of a thread, so that four programs fit; None: the compiler's choice."""
+        # a multiprocessor has 65,536 registers: 128 for each of 4 x 128 threads
         return 128 if self.crowded else None
 
     @property
     def stored(self) -> int:
-        """16 bits of the cache for a head."""
+        """Elements of 16 bits that the cache has for a head."""
         return self.size // 2 if self.narrow else self.size
 
     @property
@@ -130,7 +133,7 @@ class Tiling:
 
     @property
     def fetched(self) -> gl.BlockedLayout:
-        """The same of [keys, stored]."""
+        """Layout of [keys, stored]: 16 bytes a thread."""
         return self._halves(self.stored)
 
     def _halves(self, columns: int) -> gl.BlockedLayout:
@@ -144,7 +147,7 @@ class Tiling:
 
     @property
     def sums(self) -> gl.BlockedLayout:
-        """The same in float32."""
+        """Layout of [rows, size] in float32: 16 bytes a thread."""
         across = self.size // 4
         return gl.BlockedLayout([1, 4], [32 // across, across], [self.warps, 1], [1, 0])
 
