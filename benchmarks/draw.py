@@ -53,8 +53,7 @@ def write_report(result: Result, place: Path) -> None:
 def show(result: Result) -> None:
     """Print a result's speeds, and what failed."""
     if runs := drawn_runs(result):
-        table, keys = full_table(runs)
-        print_table(Console(highlight=False), table, keys=keys)
+        print_table(Console(highlight=False), full_table(runs))
     print(*result.notes, sep="\n")
     for failure in drawn_failures(result):
         print(f"{case_text(failure.case)} failed: {failure.reason}")

@@ -158,8 +158,7 @@ def show_runs(console: Console, runs: "Sequence[Run]") -> None:
     from peagle.bench.tables import LEGEND, branching_text, full_table, varying_text
     from peagle.bench.verdict import bounded, doubts
 
-    table, keys = full_table(runs)
-    print_table(console, table, keys=keys)
+    print_table(console, full_table(runs))
     rounds = max(len(run.rounds) for run in runs)
     intervals = ", and 95 % intervals of the speed-up" if bounded(rounds) else ""
     console.print(f"Medians of {rounds} rounds{intervals}." if rounds > 1 else "One round.")
