@@ -11,7 +11,8 @@ from peagle.ops.triton import in_kernels
 
 @dataclass(frozen=True)
 class Path:
-    """Drafts one behind another and the target's choices: of a tree, the path that these follow."""
+    """Drafts one behind another and the target's choices; in a tree, the path that choices
+    follow."""
 
     drafts: Tensor
     """[requests, depth] a chain's drafts; a tree's accepted ones, then `NO_DRAFT`."""
@@ -50,9 +51,11 @@ def _walked(
     tokens: list[int], parents: list[int], chosen: list[int], most: int
 ) -> tuple[list[int], list[int], list[int]]:
     """Drafts, choices and rows along one request's path, from the root on."""
+    # of equal nodes the first one, as the kernel finds it
     after: dict[tuple[int, int], int] = {}
     for node, edge in enumerate(zip(parents, tokens, strict=True)):
         after.setdefault(edge, node + 1)
+    # a row behind the accepted ones is in its own place, so that nothing of it is moved
     rows, drafts, taken = [*range(most + 1)], [NO_DRAFT] * most, [-1] * (most + 1)
     row = 0
     for depth in range(most + 1):
@@ -89,8 +92,10 @@ def shared_draw(target: Tensor, draft: Tensor) -> Tensor:
     p / q, the ratio of p is the larger one up to v, and that of q behind it.
     """
     p, q = target.double(), draft.double()
+    # a token that the target never draws is behind all others, and its 0 / 0 wins nothing
     order = torch.where(p > 0, p / q, -1.0).argsort(dim=-1, descending=True)
     p, q = p.gather(-1, order), q.gather(-1, order)
+    # sums that rounding has made negative are none
     rest = (1 - p.sum(dim=-1, keepdim=True)).clamp(min=0)
     through = rest + p.cumsum(dim=-1)
     behind = q.sum(dim=-1, keepdim=True) - q.cumsum(dim=-1)

@@ -20,6 +20,11 @@ from peagle.ops.triton import in_kernels
 class CycleState(NamedTuple):
     """What the device knows of each live request, by its row in the request table."""
 
+    # one request after a cycle that accepted two drafts, n = `computed`:
+    #
+    #   position   ... n-3   n-2   n-1    n          the target has the keys of those before n
+    #   features          [ the `pending` 3 ]        which the drafter has yet to see, each with
+    #   emitted             d1    d2    bonus        the token after it; the last is the newest
     slots: Tensor
     """[table rows, positions] cache slot of every position of every request."""
     limits: Tensor
@@ -199,13 +204,15 @@ def commit(state: CycleState, requests: Tensor, path: Path, features: Tensor | N
 
 @in_kernels("cycle_state")
 def advance(state: CycleState, requests: Tensor, path: Path, features: Tensor | None) -> None:
-    """`commit`, penalties apart."""
+    """The same as `commit`, without penalties."""
     counts, width = path.accepted, path.chosen.shape[1]
     for index, row in enumerate(requests.tolist()):
         accepted = min(int(counts[index]), int(state.ks[row]))
         emitted = path.chosen[index, : accepted + 1]
         state.results[row, 0] = accepted
         state.results[row, 1 : accepted + 2] = emitted
+        # after a cycle without drafts the drafter still has to see what waited: this position comes
+        # behind it
         waits = features is not None and width == 1 and bool(state.ks[row] > 0)
         first = int(state.pending[row]) if waits else 0
         state.emitted[row, first : first + accepted + 1] = emitted.clamp(min=0)

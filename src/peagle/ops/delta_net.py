@@ -139,6 +139,7 @@ def recur(
         if not count:
             continue
         own = slice(first, first + count)
+        # at position 0 there is nothing to replay, whatever the last request of this row has left
         accepted = int(rows.accepted[request]) if start else 0
         kept = layer.kept[request]
         before = (
@@ -150,6 +151,8 @@ def recur(
         given, state = span.run(state)
         out[own] = span.gated(given[accepted:], product[own, heads.channels :])
         layer.state[request] = state
+        # rows begin with the convolution's window: what is kept are the inputs before the first
+        # draft, then the drafts'
         after = span.rows[accepted + sure :]
         kept[: len(after)] = after
     return out
@@ -179,6 +182,7 @@ class _Span:
             change = (value[row] - known) * write[row, :, None]
             state = state + change[:, None] * key[row, ..., None]
             given.append((state * query[row, ..., None]).sum(1))
+            # what comes behind are drafts, which may yet be rejected
             if row == self.sure - 1:
                 stored = state
         return torch.stack(given), stored

@@ -15,13 +15,15 @@ from torch import Tensor
 from peagle.ops.sampling import Sampling, arrival_times
 
 SHARPENING = 0.85
-"""What a request's temperature is multiplied by for its drafts: drafters are a little flatter than
-their targets. No value changes a token; fitting one at each depth gave no longer acceptance."""
+"""The factor of a request's temperature for its drafts: drafters are a little flatter than their
+targets. No factor changes a token; to fit one at each depth gave no longer acceptance."""
 
 
 class Race(NamedTuple):
-    """The draws that some requests' drafts are for. A greedy request's drafts are the most likely
-    candidates."""
+    """The draws that some requests' drafts are for.
+
+    A greedy request's drafts are the most likely candidates.
+    """
 
     sampling: Sampling
     """[table rows]; top-p is not applied to drafts."""
@@ -32,7 +34,7 @@ class Race(NamedTuple):
 
 
 def draft_scores(scores: Tensor, tokens: Tensor, race: Race, depth: int = 0) -> Tensor:
-    """Logits of which the highest is the draft: the drafter's own, less the draws' delays.
+    """The drafter's own logits less the draws' delays; the highest one is the draft.
 
     scores: [requests, slots, previous, candidates] a drafter's logits, for each of some drafts in
     the slot before; tokens: [requests, slots, candidates] target ids; depth: that of the first
@@ -57,6 +59,7 @@ def arrivals(scores: Tensor, tokens: Tensor, race: Race, depth: int) -> Tensor:
 def _delays(tokens: Tensor, rows: Sampling, race: Race, depth: int) -> Tensor:
     """Logarithms of the arrival times of tokens [requests, slots, candidates]."""
     depths = torch.arange(depth, depth + tokens.shape[1], device=tokens.device)
+    # the first draft stands right behind the newest token
     places = race.newest[race.requests, None] + 1 + depths
     seeds = rows.seeds[:, None].expand_as(places)
     times = arrival_times(seeds.flatten(), places.flatten(), tokens.flatten(0, 1))
@@ -71,6 +74,7 @@ def _raced(scores: Tensor, delays: Tensor, heat: Tensor) -> Tensor:
 
 def _kept(scores: Tensor, rows: Sampling) -> Tensor:
     """Scores with those outside top-k and below min-p at -inf."""
+    # most requests ask for neither, and need no sort
     if not bool((rows.top_k > 0).any() | (rows.min_p > 0).any()):
         return scores
     most = scores.shape[-1]
@@ -78,5 +82,6 @@ def _kept(scores: Tensor, rows: Sampling) -> Tensor:
     floor = scores.amax(dim=-1, keepdim=True) + temperature * rows.min_p.log()[:, None, None, None]
     rank = torch.where(rows.top_k > 0, rows.top_k, most).clamp(max=most) - 1
     index = rank[:, None, None, None].expand(*scores.shape[:-1], 1)
+    # both filters are lower bounds of scores, of which the higher one holds
     floor = floor.maximum(scores.sort(dim=-1, descending=True).values.gather(-1, index))
     return scores.masked_fill(scores < floor, float("-inf"))

@@ -42,8 +42,11 @@ def _found(
     depth: int = 0,
     skips: bool = False,
 ) -> Candidates:
-    """count: candidates of a row; raced: the likeliest drafts among which they are; skips: whether
-    greedy rows need but one."""
+    """The candidates of rows.
+
+    count: candidates of a row; raced: how many of the likeliest drafts they are chosen from; skips:
+    whether greedy rows need but one.
+    """
     rows, vocab = logits.shape
     parts = triton.cdiv(vocab, BLOCK)
     best = torch.empty(rows, parts, raced, dtype=torch.float32, device=logits.device)
@@ -52,6 +55,7 @@ def _found(
     ids, tokens = (torch.empty_like(scores, dtype=torch.int64) for _ in range(2))
     how = race or Race(Sampling(*(offsets,) * 5), offsets, offsets)
     of_request = 1 if race is None else rows // len(race.requests)
+    # an edge is found a bit at a time, and a number of bfloat16 has no more
     bits = 16 if logits.dtype == torch.bfloat16 else 32
     _part[(rows, parts)](
         logits, how, best, place, of_request, vocab, logits.stride(0),
@@ -67,7 +71,7 @@ def _found(
 
 @triton.jit
 def _is_greedy(race, row, of_request):
-    """Whether a row's request is."""
+    """Whether a row's request is greedy."""
     return tl.load(race.sampling.temperature + tl.load(race.requests + row // of_request)) == 0
 
 
@@ -132,6 +136,7 @@ def _merge(
     alone = False
     if SKIPS:
         alone = _is_greedy(race, row, of_request)
+        # a greedy row's block has one
         there = there & ((lane % RACED == 0) | (alone == 0))
     value = tl.load(best + row * parts * RACED + lane, mask=there, other=float("-inf"))
     column = tl.load(place + row * parts * RACED + lane, mask=there, other=-1)

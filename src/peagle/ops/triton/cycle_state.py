@@ -23,7 +23,7 @@ class Places(NamedTuple):
 
     @classmethod
     def empty(cls, requests: Tensor, rows: int) -> "Places":
-        """Of so many rows, to be written."""
+        """Places of so many rows, yet to be written."""
         starts, firsts, counts = (torch.empty_like(requests) for _ in range(3))
         return cls(starts, firsts, counts, requests.new_empty(rows), requests.new_empty(rows))
 
@@ -151,10 +151,13 @@ def _draft_inputs(
     member = tl.arange(0, BATCH)
     there = member < batch
     table_rows = tl.load(requests + member, mask=there, other=0)
+    # where a request's rows begin depends on what all before it have accepted, which the device
+    # alone knows: every program adds that up
     count = tl.load(state.pending + table_rows, mask=there, other=0).to(tl.int32)
     rows = tl.where(there, count + masks, 0)
     ends = tl.cumsum(rows, 0)
     all_rows = tl.sum(rows, 0)
+    # a graph has rows for the most that requests may bring; what is left over is written nowhere
     if row >= all_rows:
         tl.store(places.positions + row, tl.zeros([], tl.int64))
         tl.store(places.writes + row, tl.full([], -1, tl.int64))
@@ -183,6 +186,7 @@ def _draft_inputs(
         state.features + (mine * width + place) * hidden + column, mask=inside & real, other=0.0
     ).to(tl.float32)
     masked = tl.load(norms.mask_feature + column, mask=inside & (place >= known), other=0.0)
+    # one of the two is zero
     feature = seen + masked.to(tl.float32)
     left = tl.load(norms.input_weight + column, mask=inside, other=0.0).to(tl.float32)
     right = tl.load(norms.hidden_weight + column, mask=inside, other=0.0).to(tl.float32)
@@ -227,6 +231,7 @@ def _verify_inputs(
         tl.store(places.counts + index, tl.cast(count, tl.int64))
     first = tl.load(state.emitted + mine * width + last, mask=place == 0, other=0)
     later = tl.load(drafts + index * (count - 1) + place - 1, mask=place > 0, other=0)
+    # one of the two is 0
     token = first + later
     column = tl.arange(0, HIDDEN)
     inside = column < hidden
@@ -259,6 +264,7 @@ def _advance(
     first = tl.zeros([], tl.int64)
     most = tl.load(state.ks + mine).to(tl.int32)
     if FEATURES:
+        # with drafts another program of this request may have changed `pending` already
         if COUNT == 1:  # without drafts, the drafter still has to see those before
             first = tl.where(most > 0, tl.load(state.pending + mine), 0).to(tl.int64)
         column = tl.arange(0, HIDDEN)
@@ -279,7 +285,9 @@ def _advance(
     shown = step <= accepted
     tl.store(state.results + mine * results_width, accepted.to(tl.int64))
     tl.store(state.results + mine * results_width + 1 + step, taken, mask=shown)
+    # -1, of a row with NaN, has no embedding
     tl.store(state.emitted + mine * width + first + step, tl.maximum(taken, 0), mask=shown)
+    # the row that pads the batch comes again and again: its position must not grow
     lives = tl.load(state.limits + mine) > 0
     tl.store(state.pending + mine, tl.where(lives, first + accepted + 1, 1).to(tl.int64))
     tl.store(

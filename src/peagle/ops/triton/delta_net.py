@@ -22,7 +22,7 @@ ROWS = 16
 VALUES, STAGES = 32, 4
 """Values of a program of the recurrence, and rows that are on their way at once."""
 HEADS = 4
-"""Heads of a program after it."""
+"""Heads of a program after the recurrence."""
 
 
 class Inputs(NamedTuple):
@@ -52,7 +52,7 @@ class DeltaSizes:
 
     @classmethod
     def of(cls, heads: DeltaHeads, drafts: int) -> "DeltaSizes":
-        """Those of a layer."""
+        """The sizes of a layer."""
         count, sizes = heads.num_value_heads, (heads.channels, heads.inputs, heads.window)
         shared = count // heads.num_key_heads
         return cls(drafts, *sizes, count, shared, heads.key_dim, heads.value_dim)
@@ -64,6 +64,10 @@ def recur(
     """As the reference."""
     heads, count = weights.heads, len(rows.requests)
     sizes = DeltaSizes.of(heads, layer.kept.shape[1] - heads.window)
+    # each span may replay as many rows as there may be drafts, so `brought` has room for them:
+    #
+    #   span 0: replayed, its rows │ room left │ span 1: replayed, its rows │ room left │ ...
+    #   ^ row 0                                ^ drafts + its first row in the pass
     brought = product.new_empty(
         len(product) + count * sizes.drafts, heads.inputs, dtype=torch.float32
     )
@@ -133,7 +137,7 @@ def _span(spans, span):
 
 @triton.jit
 def _inputs(inputs, strides, before, place, channel, mask, known, first, replayed, D: tl.constexpr):
-    """Some inputs of a span, at places among its kept rows, then the pass's."""
+    """Some inputs of a span, at places among its kept rows, behind which come the pass's."""
     new = tl.where(place < D.window + replayed, -1, first + place - D.window - replayed)
     of_pass = tl.where(
         channel < D.channels,
@@ -188,6 +192,7 @@ def _bring(
     # the last input that was read is the row's own
     head = tl.minimum(tl.maximum(channel - D.channels - D.heads, 0), D.heads - 1)
     y = x + tl.load(decay_bias + head).to(tl.float32)
+    # softplus, by torch's threshold: from there on it is y in float32
     speed = tl.where(y > 20, y, tl.log(1 + tl.exp(tl.minimum(y, 20.0))))
     speed *= tl.exp(tl.load(decay + head).to(tl.float32))
     gate = tl.where(channel < D.channels + D.heads, 1 / (1 + tl.exp(-x)), tl.exp(-speed))
@@ -227,6 +232,7 @@ def _recur(
     before = inputs.kept + request * strides.kept
     at_first = place + replayed + sure
     taken = _inputs(inputs, strides, before, at_first, channel, keeps, known, first, replayed, D)
+    # kept rows move towards the first one in the same memory: all are read before one is written
     tl.debug_barrier()
     tl.store(before + place * D.inputs + channel, taken, mask=keeps)
 
@@ -244,6 +250,7 @@ def _recur(
         s = s * factor
         change = (value - tl.sum(s * key[:, None], 0)) * write
         s += key[:, None] * change[None, :]
+        # behind it come drafts, whose state stays in registers
         if i == replayed + sure - 1:
             tl.store(at, s)
         result = tl.sum(s * query[:, None], 0)
@@ -270,6 +277,7 @@ def _norm(
     at = given + (row * D.heads + head) * D.width + lane
     x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     x = x * tl.rsqrt(tl.sum(x * x, 1) / D.width + eps)[:, None]
+    # rounded where the reference rounds
     x = x.to(given.dtype.element_ty).to(tl.float32) * tl.load(weight + lane).to(tl.float32)
     x = x.to(given.dtype.element_ty).to(tl.float32)
     z_at = product + row * product_stride + D.channels + head * D.width + lane

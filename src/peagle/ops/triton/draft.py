@@ -87,7 +87,8 @@ def raced(score, delay, heat):
 
 @triton.jit
 def added_scores(pairs, gates, previous, drafts, rank, within, RANK: tl.constexpr):
-    """What the draft before adds to the scores of some drafts. within: of the rank that counts."""
+    """What the draft before adds to the scores of some drafts. within: how much of the rank
+    counts."""
     column = tl.arange(0, RANK)
     inside = column < within
     given = tl.load(pairs.predecessor + previous * rank + column, mask=inside, other=0.0).to(

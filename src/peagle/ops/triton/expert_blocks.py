@@ -42,7 +42,7 @@ class ExpertSizes:
     """What kernels of experts' products are compiled with."""
 
     columns: int
-    """Outputs; of gates, as many of up come along."""
+    """Outputs of the product; where they are gates, as many of up come along."""
     depth: int
     bias: bool
     pairs: int
@@ -62,13 +62,15 @@ class Gates:
     """Whether products are multiplied by a number per row."""
     limit: float
     alpha: float
-    """Of `clamped_swiglu`, where there is a bias."""
+    """The slope of `clamped_swiglu`'s gate; slope and limit count where there is a bias."""
     gelu: bool
-    """GEGLU, not SwiGLU."""
+    """Whether the activation is GEGLU's, not SwiGLU's."""
 
 
 def most_blocks(pairs: int, experts: int, block: int) -> int:
     """How many blocks there are when pairs fall on experts in the worst way."""
+    # in the worst way each expert that has pairs has one in a block of its own; full blocks hold
+    # the rest
     begun = min(pairs, experts)
     return begun + (pairs - begun) // block
 
@@ -101,6 +103,7 @@ def lay_out_few(taken, pair, layout, BLOCK_E: tl.constexpr):
     first = tl.cumsum(pairs, axis=0) - pairs
     tl.store(layout.order + first[None, :] + tl.cumsum(ones, axis=0) - ones, pair, mask=taken)
     asked = (pairs > 0).to(tl.int32)
+    # an expert has no more pairs than there are rows, `FEW` of which fit a block
     block = layout.blocks + 3 * (tl.cumsum(asked, axis=0) - asked)
     tl.store(block, expert, mask=pairs > 0)
     tl.store(block + 1, first, mask=pairs > 0)
@@ -119,7 +122,7 @@ def _layout_kernel(
     CHUNK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One expert's part of the order, and its blocks. chosen: [pairs] experts."""
+    """Fill one expert's part of the order, and its blocks. chosen: [pairs] experts."""
     begin(OVERLAP)
     own, each, place = tl.program_id(0), tl.arange(0, BLOCK_E), tl.arange(0, CHUNK)
     counts = tl.zeros([BLOCK_E], tl.int32)
@@ -138,6 +141,7 @@ def _layout_kernel(
         tl.store(layout.order + at + tl.cumsum(mine, axis=0) - 1, start + place, mask=mine > 0)
         at += tl.sum(mine, axis=0)
         start += CHUNK
+    # its blocks begin behind those of all experts before it, which every program counts for itself
     block = tl.sum(tl.where(each < own, tl.cdiv(counts, BLOCK_M), 0), axis=0)
     while first < past:
         tl.store(layout.blocks + 3 * block, own)

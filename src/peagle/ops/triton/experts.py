@@ -57,12 +57,12 @@ are slower."""
 EIGHT_BITS = MatrixSplit(64, 128), MatrixSplit(128, 128)
 FP4 = MatrixSplit(64, 256), MatrixSplit(128, 128)
 TILINGS = {"fp8": EIGHT_BITS, "int8": EIGHT_BITS, "mxfp4": FP4, "nvfp4": FP4, "int4": EIGHT_BITS}
-"""By format, where pairs are few and where they are many: for FP8 and MXFP4 the fastest on an
-H100, for others those of their like."""
+"""How packed weights are divided, by format, where pairs are few and where they are many: for FP8
+and MXFP4 the fastest on an H100, for other formats those of their like."""
 FEW_DENSE = MatrixSplit(64, 128), MatrixSplit(64, 128)
 MANY_DENSE = MatrixSplit(256, 64, 3, 8), MatrixSplit(128, 64, 3, 8)
 DENSE = {16: FEW_DENSE, 128: MANY_DENSE}
-"""Of tensors, by the pairs of a block: for gates and what they gate, and for down."""
+"""How tensors are divided, by the pairs of a block: for gates and what they gate, and for down."""
 SOME_DENSE = MatrixSplit(128, 64), MatrixSplit(128, 64)
 
 
@@ -147,6 +147,7 @@ def _products(
     x_at, real, weight, line, expert, COUNT: tl.constexpr, E: tl.constexpr, W: tl.constexpr
 ):
     """Some lines of an expert that has so many, times rows: [lines, pairs]."""
+    # each expert has whole blocks of scales of its own
     own = expert * COUNT
     blocks = expert * ((COUNT + W.high - 1) // W.high * W.columns)
     scales, zeros = weight.scales + blocks, weight.zeros + blocks
@@ -172,6 +173,7 @@ def _gate_up_kernel(
 
     x: [rows, depth]; out: [places, columns]. A plain launch.
     """
+    # both loads are under way at once: of a block that is not there nothing is used
     blocks_there = tl.load(layout.num_blocks)
     expert, place, real = block_of(layout.blocks, tl.program_id(1), E.pairs)
     if tl.program_id(1) >= blocks_there:
@@ -206,6 +208,7 @@ def _down_kernel(
     """(x @ down.T) * router weight of a block's pairs. x: [places, depth]; out: [pairs, columns]"""
     announce(OVERLAP)
     blocks_there = tl.load(layout.num_blocks)
+    # before the wait, since a fence, `gate_up`, came between routing and this launch
     expert, place, real = block_of(layout.blocks, tl.program_id(1), E.pairs)
     if tl.program_id(1) >= blocks_there:
         return

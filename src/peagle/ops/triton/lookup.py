@@ -90,10 +90,12 @@ def _search(
         length = tl.zeros([BLOCK], tl.int32)
         for step in tl.static_range(LONGEST):
             alike = alike & (place >= step)  # reads none before the text, nor where it differed
+            # -1 and -2 are no tokens, and differ: nothing equals what is before a text
             last = tl.load(text + end - step, mask=end >= step, other=-1)
             token = tl.load(text + place - step, mask=alike, other=-2)
             alike = alike & (token == last)
             length += alike.to(tl.int32)
+        # the largest key is the longest match, and of equally long ones the latest
         key = length.to(tl.int64) * MOST_PLACES + place
         found = tl.maximum(found, tl.where(length >= SHORTEST, key, 0))
     tl.atomic_max(best + index, tl.max(found, 0))
@@ -121,6 +123,7 @@ def _follow(
     period = tl.maximum(tl.load(counts + index) - 1 - place, 1)
     step = tl.arange(0, DRAFTS)
     wanted = step < drafts
+    # a match that reaches the text's end goes on with itself
     follower = place + 1 + step % period
     found = tl.load(history + mine * stride + follower, mask=wanted & (length > 0), other=NO_DRAFT)
     tl.store(tokens + index * drafts + step, found.to(tl.int64), mask=wanted)
@@ -160,6 +163,7 @@ def _weigh(
     gained = tl.minimum(_agreed(tokens, chosen, row, there, count), known).to(tl.float32) - price
     length = tl.load(lengths + row, mask=there, other=-1)
     for place in range(width):
+        # one length after another: several requests may have matched at one
         own = length == place
         number = tl.sum(own.to(tl.float32), 0)
         total = tl.sum(tl.where(own, gained, 0.0), 0)

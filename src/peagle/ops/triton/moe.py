@@ -20,7 +20,7 @@ from peagle.ops.triton.routing import Router, route
 from peagle.ops.weight import QuantizedWeight
 
 MOST_PAIRS = ((8, 16), (16, 32), (64, 64))
-"""Up to how many pairs an expert blocks have how many, the largest apart."""
+"""Pairs of an expert, and the pairs of a block for up to so many; for more it has `LARGEST`."""
 LARGEST = 128
 
 
@@ -62,6 +62,7 @@ def _outputs(x: Normed, routed: Normed, weights: ExpertWeights, gelu: bool = Fal
     how = weights.top_k, weights.normalize, fixed, weights.factors
     router = Router(weights.router, bias, *how)
     pairs, (experts, hidden, inner) = len(x.x) * router.top_k, down.shape
+    # a row's sums depend on the tile that it is in: where they must not, there is but one
     block = block_for(0.0 if fixed else pairs / experts, x.x.dtype)
     activated, outputs = x.x.new_empty(pairs, inner), x.x.new_empty(pairs, hidden)
     if isinstance(gate_up, QuantizedWeight) or isinstance(down, QuantizedWeight):

@@ -21,7 +21,7 @@ class NormWeights(NamedTuple):
     """Weights of norms, [width] each; anything in place of what is not there."""
 
     following: Tensor
-    """The next product's."""
+    """The norm before the next product."""
     own: Tensor
     """The norm of what is added."""
     dense: Tensor
@@ -93,6 +93,7 @@ def _launch(
     rows, count, width = summands.shape
     total, out = (summands.new_empty(rows, width) for _ in range(2))
     block = triton.next_power_of_2(width)
+    # in place of a norm that is not there stands another, which the kernel does not read
     weights: list[Any] = [norm, own or norm]
     weights += (norm, norm) if mixture is None else (mixture.dense_norm, mixture.experts_norm)
     _add_normed[(rows,)](
@@ -138,6 +139,7 @@ def _under(unit, weight, column, inside):
 def _beside(dense, summed, weights, at, column, inside, width, eps):
     """What an MLP gives and what experts do, each normed, and their sum."""
     kind: tl.constexpr = dense.dtype.element_ty
+    # rounded before and behind every norm, where the reference writes tensors
     mixed = _unit(summed.to(kind).to(tl.float32), width, eps)
     mixed = _under(mixed, weights.experts, column, inside).to(kind).to(tl.float32)
     given = tl.load(dense + at, mask=inside, other=0.0).to(tl.float32)
@@ -183,6 +185,7 @@ def _add_normed(
         value = _under(_unit(value, width, eps), weights.own, column, inside)
     if ADDS:
         before = tl.load(stream + at, mask=inside, other=0.0).to(tl.float32)
+        # rounded as a product is that is written before it is added
         value = (before + value.to(kind).to(tl.float32)).to(kind)
         if SCALAR:
             value = (value.to(tl.float32) * tl.load(scalar).to(tl.float32)).to(kind)

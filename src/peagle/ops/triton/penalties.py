@@ -83,11 +83,14 @@ def _penalize(
         column = begin + tl.arange(0, BLOCK)
         inside = column < vocab
         known = tl.load(counts + request * vocab + column, mask=inside, other=0)
+        # a row's logits count only where all drafts before it are accepted, and so written
         for draft in range(place):
             known += (tl.load(proposed + draft) == column).to(tl.int32)
+        # a token of the prompt has `PROMPT` added once: it is repeated, but not written
         written = (known % PROMPT).to(tl.float32)
         at = logits + row * stride + column
         value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        # rounded like torch's division; Triton's own is off by a bit at times
         repeated = tl.where(value > 0, tl.div_rn(value, repetition), value * repetition)
         value = tl.where(known > 0, repeated, value) - frequency * written
         value -= tl.where(written > 0, presence, 0.0)

@@ -1,4 +1,4 @@
-"""Inputs of a product rounded to FP8, in one launch."""
+"""The inputs of a product are rounded to FP8 in one launch."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""Every row's experts (words as in `moe.py`)."""
+"""How every row's experts are chosen (words as in `moe.py`)."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -87,6 +87,7 @@ def route(x: Normed, router: Router, block: int) -> Routing:
     scales = None if x.squares is None else x.squares.new_empty(rows)
     layout = BlockLayout(order, blocks, order.new_empty(1))
     routing = Routing(weights, scales, layout, block)
+    # `_route_few` adds the depth in pieces, in another order than `invariant`
     if rows <= FEW and not router.batch_invariant:
         _route_few(x, router, routing)
     else:
@@ -95,7 +96,7 @@ def route(x: Normed, router: Router, block: int) -> Routing:
 
 
 def _route_few(x: Normed, router: Router, routing: Routing) -> None:
-    """All in one launch."""
+    """Fill a routing in one launch."""
     (rows, depth), choice = x.x.shape, _choice(x, router)
     splits = triton.cdiv(depth, SHARE)
     partial = torch.empty(splits, FEW, choice.lanes, device=x.x.device, dtype=torch.float32)
@@ -119,7 +120,7 @@ def _route_few(x: Normed, router: Router, routing: Routing) -> None:
 
 
 def _route_many(x: Normed, router: Router, routing: Routing) -> None:
-    """The router's product, each row's choice, each expert's layout.
+    """Fill a routing in three launches: the router's product, rows' choices, experts' layouts.
 
     A product that is scaled afterwards is rounded twice in this way, in `_route_few` once.
     """
@@ -180,7 +181,7 @@ def _finished(logits, behind, row, rows, C: tl.constexpr):
 
 @triton.jit
 def _choose(scores, factors, weights, row, rows, C: tl.constexpr):
-    """Store the weights of some rows' pairs; of [R, lanes] which are pairs, and their numbers.
+    """Store the weights of some rows' pairs; returns which of [R, lanes] are pairs, and which one.
 
     scores: [R, lanes] the router's logits, rounded to the rows' type: of experts that are close
     to each other this decides.
@@ -197,12 +198,14 @@ def _choose(scores, factors, weights, row, rows, C: tl.constexpr):
     for index in tl.static_range(top_k):
         best = expert == tl.argmax(left, axis=1)[:, None]
         choice = tl.where(best, index + 1, choice)
+        # below all that is left: no choice comes twice
         left = tl.where(best, -2.0, left)
     kept = tl.where(choice > 0, scores, 0.0)
     if C.normalize:
         kept /= tl.sum(kept, axis=1)[:, None]
     if C.factors:
         own = tl.load(factors + expert, mask=real, other=0.0).to(tl.float32)
+        # rounded before it is multiplied, as the reference's weights are
         kept = kept.to(weights.dtype.element_ty).to(tl.float32) * own
     taken = (choice > 0) & (row[:, None] < rows)
     pair = row[:, None] * C.top_k + choice - 1
@@ -234,6 +237,7 @@ def _route_few_kernel(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     step = tl.program_id(1) * SHARE + tl.arange(0, SHARE)
     inside = (step < C.depth)[:, None] & (column < C.experts)[None, :]
+    # the router is nobody's result: it is read before the wait
     w = tl.load(weight + column[None, :] * C.depth + step[:, None], mask=inside, other=0.0)
     wait(OVERLAP)
     inside = (row < rows)[:, None] & (step < C.depth)[None, :]
@@ -246,6 +250,7 @@ def _route_few_kernel(
         return
     tl.store(arrivals, 0)
     tl.debug_barrier()
+    # a product takes 16 rows at least, what follows as many as there are
     row = tl.arange(0, BLOCK_R)
     wide: tl.constexpr = C.lanes
     logits = tl.zeros([BLOCK_R, wide], tl.float32)

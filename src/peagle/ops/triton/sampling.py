@@ -51,7 +51,7 @@ class Logits(NamedTuple):
     """A row within a kernel, and what its request asks for."""
 
     own: Any
-    """Where the row is."""
+    """Where the row's logits lie."""
     vocab: Any
     top: Any
     """The highest logit."""
@@ -96,6 +96,7 @@ def _sample(
         ties = wanted - above
     if top_p < 1:
         share = _share(_value(edge, BITS), of_row)
+        # top-p is a part of what top-k has left
         total = _above(of_row, edge, BITS, BLOCK) + ties * share
         wanted = top_p * total
         found, above = _edge(of_row, wanted, False, BITS, BLOCK)
@@ -119,6 +120,7 @@ def _edge(row, wanted, COUNTS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.const
     above = tl.zeros([], tl.float32)
     step = tl.full([], 1 << (BITS - 2), tl.uint32)
     for _ in range(BITS // 2):
+        # three sums at once, since each pass reads the whole row
         first = tl.zeros([BLOCK], tl.float32)
         second = tl.zeros([BLOCK], tl.float32)
         third = tl.zeros([BLOCK], tl.float32)
@@ -167,6 +169,7 @@ def _first(row, edge, ties, race, BITS: tl.constexpr, BLOCK: tl.constexpr):
             tied = tl.sum(at_edge, 0)
             if tied > 0:
                 stays = stays | ((at_edge > 0) & (tl.cumsum(at_edge, 0) <= ties))
+                # blocks come in order, so the first tokens at the edge are met first
                 ties -= tl.minimum(tied, ties)
         column = begin + tl.arange(0, BLOCK)
         speed = tl.where(stays, shares / arrival_time(race, column), 0.0)
@@ -198,6 +201,7 @@ def ordered(value, BITS: tl.constexpr):
 def _value(key, BITS: tl.constexpr):
     """The logit of a key; of key 0 none."""
     bits = key << (32 - BITS)
+    # of a negative number all bits are inverted, those too that a key of 16 lacks: they were zeros
     negative = (bits ^ 0xFFFFFFFF) & (0xFFFFFFFF << (32 - BITS) & 0xFFFFFFFF)
     bits = tl.where(bits >> 31 == 1, bits & 0x7FFFFFFF, negative)
     return tl.where(key == 0, float("-inf"), bits.to(tl.float32, bitcast=True))
@@ -205,7 +209,7 @@ def _value(key, BITS: tl.constexpr):
 
 @triton.jit
 def _share(value, row):
-    """Relative to the most likely token; 0 below min-p."""
+    """The share of a logit relative to that of the likeliest token; 0 below min-p."""
     share = tl.where(value == row.top, 1.0, tl.exp((value - row.top) / row.temperature))
     return tl.where(share >= row.floor, share, 0.0)
 
@@ -220,8 +224,10 @@ def row_key(seed, position):
 
 @triton.jit
 def arrival_time(race, tokens):
-    """The reference's exponential times, but for the last bits. Small ones by their series, since
-    1 less a small number is none of float32's."""
+    """The reference's exponential times, except for their last bits.
+
+    Small ones are computed by their series, since float32 does not hold 1 less a small number.
+    """
     bits = _mix_short(tokens.to(tl.uint32) ^ race.to(tl.uint32))
     bits = _mix_short(bits ^ (race >> 32).to(tl.uint32)) & 0x7FFFFFFF
     share = tl.minimum((bits.to(tl.float32) + 0.5) * (1.0 / 2147483648), 1 - 1.0 / 16777216)

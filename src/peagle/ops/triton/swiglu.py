@@ -1,5 +1,5 @@
-"""SwiGLU and its gradient, each of which reads and writes everything once; Gemma's and GPT-OSS's
-forms of it."""
+"""SwiGLU and its gradient, each of which reads and writes everything once, and the forms that Gemma
+and GPT-OSS have of it."""
 
 import triton
 import triton.language as tl

@@ -45,8 +45,11 @@ def grow(
 
 
 def _log_shares(found: Candidates, pairs: Pairs | None, race: Race, befores: int) -> Tensor:
-    """As the reference's, by programs that need not wait for one another: [requests, slots,
-    candidates before, candidates]; in slot 0 only the first of those before."""
+    """The reference's log shares, by programs that need not wait for one another.
+
+    Returns [requests, slots, candidates before, candidates]; in slot 0 only the first candidate
+    before is filled.
+    """
     requests, slots, count = found.scores.shape
     out = found.scores.new_empty(requests, slots, befores, count, dtype=torch.float32)
     sides, rank, stride = pair_sides(found, pairs)
@@ -161,6 +164,12 @@ def _grow(
     first = tl.load(
         shares + index * slots * befores * count + lane, mask=inside, other=float("-inf")
     )
+    # `costs`, in logarithms: the path to a row, and after it a candidate of the slot behind
+    #
+    #            a     b     c
+    #   row 0  -0.2  -1.8  -2.9     the highest number is the next node: a, which becomes row 1
+    #   row 1  -inf  -inf  -inf     its own candidates are entered then, and a of row 0 is -inf
+    #   ...
     costs = tl.where(row[:, None] == 0, first[None, :], float("-inf"))
     depth_of = tl.zeros([ROWS], tl.int32)
     word_of = tl.where(row == 0, 1, 0)
@@ -175,6 +184,7 @@ def _grow(
         token = tl.load(tokens + (index * slots + tl.where(there, above, 0)) * count + candidate)
         depth = tl.where(there, above + 1, 1)
         word = tl.sum(tl.where(row == parent, word_of, 0), 0) | (1 << node)
+        # where a request must not branch, its parent has no other child
         taken = (row[:, None] == parent) & ((lane[None, :] == candidate) | (branches == 0))
         costs = tl.where(taken, float("-inf"), costs)
         goes_on = there & (depth < slots)
@@ -215,6 +225,7 @@ def _walk(
     goes_on = row == 0
     for depth in range(slots + 1):
         wanted = tl.load(chosen + index * rows + row)
+        # behind the last accepted row each is in its place already, so that `_compact` moves none
         here = tl.where(goes_on, row, depth)
         tl.store(path + index * (slots + 1) + depth, here)
         tl.store(reads + index * (slots + 1) + depth, index * rows + here)
