@@ -58,7 +58,6 @@ class Observation:
     """What a conversation goes on from."""
     counted: bool
     """Whether the server said how many tokens it wrote; else each piece is one."""
-    streamed: bool
 
 
 @dataclass
@@ -133,9 +132,7 @@ class Server:
     def _note(self, answer: Observation) -> None:
         for name in self.refused:
             self.note(f"refuses {name}: {OPTIONAL[name]}")
-        if not answer.streamed:
-            self.note("does not stream: TTFT is E2E, and ITL unknown")
-        elif not answer.counted:
+        if not answer.counted:
             self.note("sends no usage: a piece of its stream counts as a token, and may be several")
 
     def note(self, text: str) -> None:
@@ -199,7 +196,7 @@ class Server:
 async def _read(reply: Reply, start: float, silence: asyncio.Timeout) -> Observation:
     """An answer's pieces as they come."""
     if not reply.streams:
-        return _whole(_object(json.loads(await reply.body())), time.perf_counter() - start)
+        raise RequestFailedError("it does not stream")
     times: list[float] = []
     texts: list[str] = []
     contents: list[str] = []
@@ -226,16 +223,7 @@ async def _read(reply: Reply, start: float, silence: asyncio.Timeout) -> Observa
     if not times:
         raise RequestFailedError("it streamed no text")
     shared = _shared(times, tokens or len(times))
-    return Observation(shared, "".join(texts), "".join(contents), tokens is not None, True)
-
-
-def _whole(answer: Mapping[str, Any], seconds: float) -> Observation:
-    """An answer in one piece."""
-    text, content = _said(answer)
-    tokens = _tokens(answer, None)
-    if not text and not _ends(answer):
-        raise RequestFailedError("its answer has no text")
-    return Observation((seconds,) * (tokens or 1), text, content, tokens is not None, False)
+    return Observation(shared, "".join(texts), "".join(contents), tokens is not None)
 
 
 def _shared(times: Sequence[float], tokens: int) -> tuple[float, ...]:
