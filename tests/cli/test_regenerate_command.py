@@ -287,7 +287,7 @@ def test_answers_of_another_model_or_sampling_are_not_mixed(peagle, chats, stub,
 
 
 def test_a_file_without_token_ids_is_not_continued_by_the_engine(regenerate, tmp_path):
-    """An earlier version's answers may hold markers as text."""
+    """An endpoint's answers may hold markers as text."""
     out = tmp_path / "out.jsonl"
     assert regenerate("--limit", 1).code == 0
     (line,) = read(out)
@@ -296,7 +296,7 @@ def test_a_file_without_token_ids_is_not_continued_by_the_engine(regenerate, tmp
     before = write(out, line).read_text()
     result = regenerate()
     assert (result.code, result.out) == (2, "")
-    assert "out.jsonl:1: its answers have no token ids; an earlier peagle" in result.err
+    assert "out.jsonl:1: its answers have no token ids; an endpoint wrote" in result.err
     assert out.read_text() == before
 
 

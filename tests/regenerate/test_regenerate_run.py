@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from peagle.config import SamplingParams
 from peagle.errors import InputError
 from peagle.regenerate.answers import NoAnswerError, Regeneration
-from peagle.regenerate.output import open_output
+from peagle.regenerate.output import Output
 from peagle.regenerate.run import (
     Conversation,
     Extent,
@@ -75,12 +75,12 @@ def run(
     """The lines and the outcomes."""
     outcomes: list[Extent] = []
     asked = by_digest(conversations)
-    with open_output(path, "us", with_ids=False) as output:
-        asyncio.run(
-            regenerate(
-                asked, answerer, PARAMS, output, concurrency, lambda _, one: outcomes.append(one)
-            )
+    output = Output(path, "us", with_ids=False)
+    asyncio.run(
+        regenerate(
+            asked, answerer, PARAMS, output, concurrency, lambda _, one: outcomes.append(one)
         )
+    )
     kept = path.read_text() if path.exists() else ""
     lines = [json.loads(line) for line in kept.splitlines()]
     assert {line.pop("asked") for line in lines} <= asked.keys()

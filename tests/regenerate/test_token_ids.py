@@ -20,7 +20,7 @@ from peagle.config import SamplingParams
 from peagle.errors import InputError
 from peagle.regenerate.answers import Regeneration
 from peagle.regenerate.engine import EngineAnswerer
-from peagle.regenerate.output import open_output
+from peagle.regenerate.output import Output
 from peagle.regenerate.run import Extent, by_digest, regenerate
 from peagle.train.conversations import read_documents
 from peagle.train.packing import Document
@@ -78,8 +78,8 @@ class Target:
         with (
             mock.patch("peagle.engine.host.batch.choose", self.script.choose),
             mock.patch.object(self.llm.llm, "prepare", recorded),
-            open_output(path, "us", with_ids=True) as output,
         ):
+            output = Output(path, "us", with_ids=True)
             writer = Writer(self.llm, self.script, iter(answers))
             asyncio.run(
                 regenerate(asked, writer, params, output, 1, lambda _, one: outcomes.append(one))

@@ -117,7 +117,7 @@ def regenerate(
     The answers in the data are ignored. The same command continues a stopped run, also with edited
     data.
     """
-    from peagle.regenerate.output import open_output
+    from peagle.regenerate.output import Output
     from peagle.regenerate.run import read_conversations
     from peagle.regenerate.run import regenerate as answer
 
@@ -135,10 +135,8 @@ def regenerate(
         conversations = read_conversations(given, work.limit)
     use_threads(threads)
     by = _answered_by(work.model or str(Path(place)), params, variables, work.keep_cut)
-    with (
-        _engine_of(place, speculation, config) as engine,
-        open_output(work.output, by, with_ids=work.endpoint is None) as file,
-    ):
+    file = Output(work.output, by, with_ids=work.endpoint is None)
+    with _engine_of(place, speculation, config) as engine:
         if work.self_prompted is not None:
             questions = work.output.with_suffix(".questions.jsonl")
             _write_questions(
@@ -180,20 +178,34 @@ class Tally:
     cut: int = 0
     problem: str | None = None
     """Why the first conversation that ends early does so."""
+    surveyed: list[bool] = field(default_factory=list)
+    """Whether a limit cuts answers, of those that began first: of all that have ended, those that
+    ended early would be the short ones."""
     _start: float = field(default_factory=time.perf_counter)
 
     def start(self) -> None:
         """Measure speed from now on."""
         self._start = time.perf_counter()
 
-    def add(self, outcome: "Extent") -> None:
-        """Count a conversation."""
+    def add(self, place: int, outcome: "Extent") -> str | None:
+        """Count a conversation by its place in the run; a warning, once, if many are cut."""
         self.finished += outcome.record is not None
         self.tokens += outcome.tokens
         self.shortened += outcome.record is not None and outcome.problem is not None
         self.skipped += outcome.record is None
         self.cut += outcome.cut
         self.problem = self.problem or outcome.problem
+        if place >= SURVEYED:
+            return None
+        self.surveyed.append(outcome.cut)
+        cut = sum(self.surveyed)
+        if len(self.surveyed) < SURVEYED or cut < CUT_SHARE * SURVEYED:
+            return None
+        return (
+            f"--max-tokens or the context's end cut an answer of {cut} of the first {SURVEYED} "
+            "conversations, which are left out or end there: stop, and start again with a larger "
+            "--max-tokens, to keep them"
+        )
 
     @property
     def speed(self) -> float:
@@ -212,30 +224,6 @@ class Tally:
         lines = [f"{self.finished} conversations, {speed}"]
         lines += [f"{count} {what}" for count, what in counts if count]
         return "\n".join([*lines, f"first problem: {self.problem}"] if self.problem else lines)
-
-
-class Survey:
-    """Whether a limit cuts many answers, told once by those that began first.
-
-    Of all that have ended, those that ended early would be the short ones.
-    """
-
-    def __init__(self) -> None:
-        self._ended = self._cut = 0
-
-    def add(self, place: int, cut: bool) -> str | None:
-        """Count a conversation by its place in the run; a warning where it is the last to count."""
-        if place >= SURVEYED:
-            return None
-        self._ended += 1
-        self._cut += cut
-        if self._ended < SURVEYED or self._cut < CUT_SHARE * SURVEYED:
-            return None
-        return (
-            f"--max-tokens or the context's end cut an answer of {self._cut} of the first "
-            f"{SURVEYED} conversations, which are left out or end there: stop, and start again "
-            "with a larger --max-tokens, to keep them"
-        )
 
 
 def _target_and_sources(
@@ -347,11 +335,9 @@ def _progress(tally: Tally, total: int) -> "Iterator[Callable[[int, Extent], Non
     console = Console(stderr=True)
     with run_bar(console, "conversations", total, tally.before, transient=True) as update:
         tally.start()
-        survey = Survey()
 
         def show(place: int, outcome: "Extent") -> None:
-            tally.add(outcome)
-            if warning := survey.add(place, outcome.cut):
+            if warning := tally.add(place, outcome):
                 console.print(warning, highlight=False)
             update(advance=1, description=f"{tally.speed:.0f} tokens/s")
 

@@ -1,8 +1,6 @@
 """Answers by any server with OpenAI's API."""
 
 import asyncio
-import datetime
-import email.utils
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -161,22 +159,11 @@ class Endpoint:
 
 
 def seconds_to_wait(headers: Mapping[str, str]) -> float | None:
-    """What a Retry-After header asks for, within bounds; None without such a header."""
-    value = headers.get("Retry-After", "")
+    """The seconds that a Retry-After header asks for, within bounds; None where it names none."""
     try:
-        seconds = float(value)
+        return min(max(0.0, float(headers.get("Retry-After", ""))), LONGEST_WAIT)
     except ValueError:
-        try:
-            seconds = _seconds_until(email.utils.parsedate_to_datetime(value))
-        except ValueError:
-            return None
-    return min(max(0.0, seconds), LONGEST_WAIT)
-
-
-def _seconds_until(date: datetime.datetime) -> float:
-    """Seconds from now; a date without a time zone is in UTC."""
-    then = date if date.tzinfo else date.replace(tzinfo=datetime.UTC)
-    return (then - datetime.datetime.now(datetime.UTC)).total_seconds()
+        return None
 
 
 def _message(said: Mapping[str, Any]) -> Message:

@@ -1,59 +1,77 @@
-"""The file of finished conversations, which a later run continues."""
+"""Files of JSON lines that a later run continues, and the one of finished conversations."""
 
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from peagle.errors import InputError
 
-BEGINNING = b'{"source": "'
-"""How every line begins."""
+BEGINNING = '{"source": "'
+"""How every line of an output begins."""
+
+
+def read_lines(path: Path, beginning: str) -> Iterator[tuple[str, Any]]:
+    """The place and the value of each line of a file, if there is one; None for what is no JSON.
+
+    Once all are read, an unfinished last line is removed. beginning: how every line begins. Raises
+    `InputError` for a file that cannot be written or has no such line.
+    """
+    if not path.exists() and os.access(path.parent, os.W_OK):
+        return
+    kept = 0
+    try:
+        with path.open("rb+") as lines:
+            for number, line in enumerate(lines, start=1):
+                place = f"{path}:{number}"
+                if line.endswith(b"\n"):
+                    yield place, _parsed(line)
+                    kept += len(line)
+                elif not kept and line[: len(beginning)] != beginning.encode()[: len(line)]:
+                    yield place, None
+            lines.truncate(kept)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def append(path: Path, record: Mapping[str, Any]) -> None:
+    """Add a line, which the system then has. Raises `InputError` when it cannot be written."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise _unwritable(path, error) from None
 
 
 class Output:
-    """One line per finished conversation, handed to the system before `write` returns."""
+    """The file, new or continued, of answers by `by`: a model and how it is sampled.
 
-    def __init__(self, path: Path, file: FileIO, by: str, with_ids: bool) -> None:
-        self._path, self._file, self._by, self._with_ids = path, file, by, with_ids
-        self.done = self._read_questions()
+    with_ids: whether every answer comes with its token ids. Raises `InputError` when it cannot be
+    written, holds answers by another model or sampling or without their ids, or has lines of
+    another kind.
+    """
+
+    def __init__(self, path: Path, by: str, with_ids: bool) -> None:
+        if path.suffix == ".gz":
+            raise InputError(f"{path}: answers are not compressed; leave out .gz")
+        self._path, self._by, self._with_ids = path, by, with_ids
+        lines = read_lines(path, BEGINNING)
+        self.done = {self._question(found, place) for place, found in lines}
         """Digests of the questions of the conversations in the file."""
 
     def write(self, asked: str, source: str, record: dict[str, Any]) -> None:
         """Add a conversation. Raises `InputError` when it cannot be written."""
-        whole = {"source": source, "asked": asked, "by": self._by, **record}
-        line = json.dumps(whole, ensure_ascii=False).encode() + b"\n"
-        try:
-            while line:
-                line = line[self._file.write(line) :]
-        except OSError as error:
-            raise InputError(f"{self._path} cannot be written: {error.strerror}") from None
+        append(self._path, {"source": source, "asked": asked, "by": self._by, **record})
         self.done.add(asked)
 
-    def _read_questions(self) -> set[str]:
-        """Digests of what is already there; removes an unfinished last line."""
-        found, kept = set(), 0
-        with self._path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                place = f"{self._path}:{number}"
-                if line.endswith(b"\n"):
-                    found.add(self._question(line, place))
-                    kept += len(line)
-                elif not found and line[: len(BEGINNING)] != BEGINNING[: len(line)]:
-                    raise _foreign(place)
-        self._file.truncate(kept)
-        return found
-
-    def _question(self, line: bytes, place: str) -> str:
-        match _parsed(line):
+    def _question(self, found: Any, place: str) -> str:
+        match found:
             case {"source": str(), "asked": str(asked), "by": self._by, **record}:
                 if self._with_ids and not _has_ids(record):
                     raise InputError(
-                        f"{place}: its answers have no token ids; an earlier peagle regenerate or "
-                        "an endpoint wrote them; give another --output"
+                        f"{place}: its answers have no token ids; an endpoint wrote them; give "
+                        "another --output"
                     )
                 return asked
             case {"source": str(), "asked": str(), "by": str(by)}:
@@ -61,39 +79,7 @@ class Output:
                     f"{place}: answered by {by}, not by {self._by}; give another --output, or the "
                     "same model and sampling parameters"
                 )
-            case {"source": str(), "messages": list()} | {"source": str(), "response": str()}:
-                raise InputError(
-                    f"{place}: written by an earlier peagle regenerate, which did not record what "
-                    "was asked; give another --output"
-                )
-        raise _foreign(place)
-
-
-@contextmanager
-def open_output(path: Path, by: str, with_ids: bool) -> Iterator[Output]:
-    """The file, new or continued, of answers by `by`: a model and how it is sampled.
-
-    with_ids: whether every answer comes with its token ids. Raises `InputError` when it cannot be
-    written, holds answers by another model or sampling or without their ids, or has lines of
-    another kind. A new file into which nothing was written is removed.
-    """
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path} cannot be written: it is not a file")
-    if path.suffix == ".gz":
-        raise InputError(f"{path}: answers are not compressed; leave out .gz")
-    if not path.parent.is_dir():
-        raise InputError(f"{path} cannot be written: there is no directory {path.parent}")
-    new = not path.exists()
-    try:
-        file = path.open("ab", buffering=0)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from None
-    with file:
-        try:
-            yield Output(path, file, by, with_ids)
-        finally:
-            if new and not os.fstat(file.fileno()).st_size:
-                path.unlink(missing_ok=True)
+        raise InputError(f"{place}: not a line written by peagle regenerate; give another --output")
 
 
 def _has_ids(record: Mapping[Any, Any]) -> bool:
@@ -110,5 +96,5 @@ def _parsed(line: bytes) -> Any:
         return None
 
 
-def _foreign(place: str) -> InputError:
-    return InputError(f"{place}: not a line written by peagle regenerate; give another --output")
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path} cannot be written: {error.strerror}")

@@ -5,7 +5,6 @@ begun a user's turn (Xu et al., Magpie, 2024).
 """
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +15,11 @@ from peagle.async_llm import AsyncLLM
 from peagle.config import SamplingParams
 from peagle.errors import InputError
 from peagle.models.chat_template import render_chat
+from peagle.regenerate.output import append, read_lines
 from peagle.regenerate.run import seeded
 
+BEGINNING = '{"messages": '
+"""How every line of questions begins."""
 MARK = "QUESTION"
 """Stands for the question in a user's turn."""
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=512)
@@ -81,25 +83,16 @@ class QuestionFile:
     _known: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.is_file() else []
-        whole = [line for line in lines if line.endswith(b"\n")]
-        for place, line in enumerate(whole, start=1):
-            number, question = self._read(line, f"{self.path}:{place}")
-            self._note(number, question)
-        if len(whole) < len(lines):  # a run was stopped within a line
-            self.path.write_bytes(b"".join(whole))
+        for place, found in read_lines(self.path, BEGINNING):
+            self._note(*self._checked(found, place))
 
     def add(self, number: int, question: str | None) -> bool:
         """Write the question of a number, unless there is one like it; whether it is new."""
         if question is None or _plain(question) in self._known:
             self.following = number + 1
             return False
-        line = {"messages": [{"role": "user", "content": question}], "number": number}
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({**line, "by": self.by}, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be written: {error.strerror}") from None
+        turn = {"role": "user", "content": question}
+        append(self.path, {"messages": [turn], "number": number, "by": self.by})
         self._note(number, question)
         return True
 
@@ -107,11 +100,7 @@ class QuestionFile:
         self._known.add(_plain(question))
         self.count, self.following = self.count + 1, number + 1
 
-    def _read(self, line: bytes, place: str) -> tuple[int, str]:
-        try:
-            found = json.loads(line)
-        except ValueError:
-            found = None
+    def _checked(self, found: Any, place: str) -> tuple[int, str]:
         match found:
             case {"messages": [{"content": str(said)}], "number": int(number), "by": self.by}:
                 return number, said
