@@ -22,13 +22,14 @@ LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 """Keywords whose value is a list of schemas."""
 SCHEMAS = ("items", "additionalItems", "additionalProperties")
 """Keywords whose value is a schema."""
-DEPENDENTS = {
-    "properties": ("additionalProperties",),
-    "patternProperties": ("additionalProperties",),
-    "prefixItems": ("items",),
-    "items": ("additionalItems",),
+APART = {
+    "items": ("prefixItems",),
+    "additionalItems": ("items",),
+    "additionalProperties": ("properties", "patternProperties"),
 }
-"""What would apply to more without a keyword."""
+"""Keywords that apply to what some others do not: to more, once those are gone."""
+FIRST = ("type", *MAPS, *LISTS, "$ref", "enum", "const", "required", *APART)
+"""Keywords that are kept before others, where two do not go together."""
 UNSATISFIABLE = "Unsatisfiable schema"
 FAULTS = (UNSATISFIABLE, "Invalid type")
 """How complaints begin about what is wrong with a schema, rather than beyond what grammars keep."""
@@ -163,24 +164,26 @@ class _Fitter:
         """What a part may refer to, while it is looked at alone."""
 
     def fit(self, schema: Any, path: Path) -> Any:
-        """A schema that compiles alone."""
+        """A schema that compiles alone: keyword by keyword, as long as they go together."""
         if isinstance(schema, bool) or self._compiles(schema):
             return schema
         if not isinstance(schema, dict):
             return self._drop(path)
         kept: dict[str, Any] = {}
-        for key, value in schema.items():
-            kept |= self._keyword(key, value, (*path, key))
-        if "$ref" in schema and "$ref" not in kept:
-            return {}  # what stands beside it may have had no effect
-        lost = schema.keys() - kept.keys()
-        patterns = "patternProperties"
-        if patterns in kept and len(kept[patterns]) < len(schema[patterns]):
-            lost |= {patterns}
-        return self._together(self._without(kept, lost, path), path)
+        weaker: set[str] = set()
+        """Keywords that are gone, or apply to less than before."""
+        for key in sorted(schema, key=_turn):
+            if weaker.isdisjoint(APART.get(key, ())):
+                kept |= self._keyword(key, schema[key], (*path, key), kept)
+            else:
+                self._drop((*path, key))
+            if key not in kept or (key in MAPS and len(kept[key]) < len(schema[key])):
+                weaker.add(key)
+        # what stands beside a reference may have had no effect
+        return {} if "$ref" in weaker else kept
 
-    def _keyword(self, key: str, value: Any, path: Path) -> dict[str, Any]:
-        """A keyword that compiles alone, or nothing."""
+    def _keyword(self, key: str, value: Any, path: Path, beside: dict[str, Any]) -> dict[str, Any]:
+        """A keyword that compiles beside others, or nothing."""
         fitted = within(key, value, self.fit, path)
         if key == "patternProperties" and isinstance(fitted, dict):
             wrong = {name for name in fitted if not self._compiles({key: {name: True}})}
@@ -189,42 +192,16 @@ class _Fitter:
             fitted = {name: part for name, part in fitted.items() if name not in wrong}
         if isinstance(value, float) and value.is_integer():
             fitted = int(value)
-        if self._compiles({key: fitted}) and not (key == "oneOf" and fitted != value):
+        overlaps = key == "oneOf" and fitted != value  # weaker schemas may, and ask for more then
+        if not overlaps and self._compiles({**beside, key: fitted}):
             return {key: fitted}
-        self._drop(path)  # weaker schemas may overlap, so that `oneOf` would ask for more
+        self._drop(path)
         either = {"anyOf": fitted}
-        return either if key == "oneOf" and self._compiles(either) else {}
+        return either if key == "oneOf" and self._compiles(beside | either) else {}
 
     def _drop(self, path: Path) -> dict[str, Any]:
         self.dropped.append(path)
         return {}
-
-    def _without(self, kept: dict[str, Any], lost: set[str], path: Path) -> dict[str, Any]:
-        """Keywords without those that would apply to more once some others are gone."""
-        gone = {name for key in lost for name in DEPENDENTS.get(key, ()) if name in kept}
-        for name in sorted(gone):
-            self._drop((*path, name))
-        rest = {key: value for key, value in kept.items() if key not in gone}
-        return self._without(rest, gone, path) if gone else rest
-
-    def _together(self, kept: dict[str, Any], path: Path) -> dict[str, Any]:
-        """Keywords that compile together; the type is the last to go."""
-        order = sorted(kept, key=_weight)
-        while not self._compiles(kept):
-            alone = (key for key in order if self._compiles(self._less(kept, key)))
-            key = next(alone, order[0] if order else None)
-            if key is None:
-                return {}
-            self._drop((*path, key))
-            kept = self._less(kept, key)
-            order = [name for name in order if name in kept]
-        return kept
-
-    def _less(self, kept: dict[str, Any], key: str) -> dict[str, Any]:
-        if key == "$ref":
-            return {}
-        gone = {key, *DEPENDENTS.get(key, ())}
-        return {name: value for name, value in kept.items() if name not in gone}
 
     def _compiles(self, schema: Any) -> bool:
         self._left -= 1
@@ -233,8 +210,6 @@ class _Fitter:
         return complaint_about({**self._definitions, **schema}) is None
 
 
-def _weight(key: str) -> int:
-    """How much of a schema a keyword is: the least goes first where two do not go together."""
-    if key in ("type", "$defs", "definitions"):
-        return 2
-    return int(key in (*MAPS, *LISTS, *SCHEMAS, "$ref", "enum", "const"))
+def _turn(key: str) -> int:
+    """When a keyword is looked at."""
+    return FIRST.index(key) if key in FIRST else len(FIRST)
