@@ -23,8 +23,12 @@ CONSTANTS = {"true": True, "false": False, "null": None}
 CALL = re.compile(r"[\s,]*([\w.-]+)\s*(\(.*\))", re.DOTALL)
 """A name, which may have dashes as no name of Python's has, and its arguments."""
 
-LITERAL = re.compile(r"""('{3}|"{3}|'|")(?:\\.|(?!\1).)*\1""", re.DOTALL)
+LITERAL = re.compile(r"""('{3}|"{3}|'(?!'')|"(?!""))(?:\\.|(?!\1)[^\\])*\1""", re.DOTALL)
 """A string, and what quotes it."""
+PIECE = re.compile(LITERAL.pattern + r"""|[()\[\]{}]|[^'"()\[\]{}]+""", re.DOTALL)
+"""A string, a bracket, or what is neither."""
+EMPTY = ("", "''", '""')
+"""What opens no string; of quotes, a third one may follow that does."""
 LINE_END = re.compile(r"\\.|[\r\n]", re.DOTALL)
 """A line end, or a character that is escaped."""
 ESCAPED = {"\n": "\\n", "\r": "\\r"}
@@ -64,56 +68,6 @@ def _rules(symbol: str, argument: Argument) -> list[str]:
     return [f"{symbol}: {opening} {value}", f"{symbol}_json: %json {json.dumps(schema.closed)}"]
 
 
-class Nesting:
-    """How deep in brackets a text is, those in strings aside, character by character."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self._quote, self._run, self._escaped = "", "", False
-        """What closes the string at hand; quotes in a row so far, that open or close one."""
-
-    @property
-    def quoted(self) -> bool:
-        """Whether a string is open; one quote alone has opened it."""
-        return bool(self._quote) or len(self._run) == 1
-
-    def take(self, character: str) -> None:
-        """Move on by one character."""
-        if self._escaped:
-            self._escaped = False
-        elif self._quote:
-            self._take_quoted(character)
-        elif self._run and character == self._run[0]:
-            self._run += character  # `""` is empty, `"""` opens one that holds single ones
-            self._quote, self._run = (self._run, "") if len(self._run) == 3 else ("", self._run)
-        else:
-            self._begin(character)
-
-    def _take_quoted(self, character: str) -> None:
-        if character == "\\":
-            self._run, self._escaped = "", True
-        elif character == self._quote[0]:
-            self._run += character
-            if self._run == self._quote:
-                self._quote, self._run = "", ""
-        else:
-            self._run = ""
-
-    def _begin(self, character: str) -> None:
-        """Go on outside of quotes in a row, of which one alone opens a string."""
-        if len(self._run) == 1:
-            self._quote, self._run = self._run, ""
-            self._take_quoted(character)
-            return
-        self._run = ""
-        if character in "'\"":
-            self._run = character
-        elif character in "([{":
-            self.depth += 1
-        elif character in ")]}":
-            self.depth -= 1
-
-
 class PythonicReader(HeldCalls):
     """Reads a list of calls, which are shown once it is complete.
 
@@ -127,7 +81,7 @@ class PythonicReader(HeldCalls):
 
     def keeps(self, marker: str) -> bool:
         """Whether a marker is text of an argument."""
-        return self._nesting.quoted
+        return self._quoted
 
     def _head(self) -> Iterator[Event]:
         self.refused = not self._may_be_calls()
@@ -147,21 +101,32 @@ class PythonicReader(HeldCalls):
 
     def _begin(self) -> None:
         """Expect a list."""
-        self._nesting, self._followed = Nesting(), 0
-        """How deep what is held ends, as far as it was followed."""
+        self._depth = self._followed = self._seen = 0
+        """How deep in brackets what was followed of the list ends; how much that is, and how much
+        there was to follow."""
+        self._quoted = False
+        """Whether a string is open behind it."""
         self._ends: list[int] = []
         """Where the list's calls end, as far."""
 
     def _end(self) -> int:
         """Where the list ends that is held; 0: not yet."""
-        for place in range(self._followed, len(self.held)):
-            before = self._nesting.depth
-            self._nesting.take(self.held[place])
-            if (before, self._nesting.depth) == (2, 1):
-                self._ends.append(place + 1)
-            elif self._nesting.depth == 0 and self.held[place] == "]":
-                return place + 1
-        self._followed = len(self.held)
+        new, self._seen = self.held[self._seen :], len(self.held)
+        if self._quoted and self.held[self._followed] not in new:
+            return 0
+        while piece := PIECE.match(self.held, self._followed):
+            if piece[0] in EMPTY and piece.end() == len(self.held):
+                break
+            self._followed = piece.end()
+            if piece[0] in "([{":
+                self._depth += 1
+            elif piece[0] in ")]}":
+                self._depth -= 1
+                if self._depth == 1:
+                    self._ends.append(piece.end())
+                elif self._depth == 0 and piece[0] == "]":
+                    return piece.end()
+        self._quoted = self.held[self._followed :] not in EMPTY
         return 0
 
     def _may_be_calls(self) -> bool:
