@@ -8,8 +8,8 @@
 ```
 
 All groups have blocks of equally many positions, so that a request's place in one is its place in
-all. A prefix is found where whole contexts are known up to its end, and of each window what the
-rows after it see.
+all. A prefix is found where the blocks of whole contexts are known up to its end, and those blocks
+of each window that the rows after it see.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ class HeldBlocks:
     """The blocks of one request."""
 
     of_groups: list[list[int]]
-    """By group, in the order of positions."""
+    """Blocks by group, in the order of positions."""
     passed: list[int] = field(default_factory=list)
     """By group, how many of the first ones were given back since no row sees them any more."""
     state: int | None = None
@@ -53,12 +53,12 @@ class HeldBlocks:
         return len(self.of_groups[WHOLE]) if self.of_groups else 0
 
     def __iter__(self) -> Iterator[GroupBlock]:
-        """Those that it holds."""
+        """The blocks that the request holds."""
         for group, (blocks, passed) in enumerate(zip(self.of_groups, self.passed, strict=True)):
             yield from ((group, block) for block in blocks[passed:])
 
     def held(self, group: int) -> list[int]:
-        """Those that it holds of a group."""
+        """The blocks of a group that the request holds."""
         return self.of_groups[group][self.passed[group] :]
 
 
@@ -104,7 +104,7 @@ class BlockGroups:
         return [group.pool.free_blocks for group in self._groups]
 
     def references(self, group: int, block: int) -> int:
-        """How many hold a block."""
+        """How many requests hold a block."""
         return self._groups[group].pool.references(block)
 
     def knows(self, digest: bytes) -> bool:
@@ -115,16 +115,20 @@ class BlockGroups:
         """The longest known prefix for a chain of hashes; it takes nothing."""
         whole = self._groups[WHOLE].pool.match(hashes)
         count = len(whole)
+        # where a window lacks a block the prefix ends before it, and then needs other blocks of the
+        # windows
         while (gap := self._gap(hashes, count)) is not None:
             count = gap
         furthest, state = count, None
         if self.states is not None:
+            # recurrent layers can go on where a state is kept, and nowhere else
             while count and (state := self.states.find(hashes[count - 1])) is None:
                 count -= 1
         found = HeldBlocks([whole[:count]], state=state, furthest=furthest)
         for group in range(WHOLE + 1, len(self)):
             passed = self._first_seen(group, count * self.block_size)
             known = self._groups[group].pool.match(hashes[passed:count])
+            # places that no row sees have no block: their 0 is never read
             found.of_groups.append([0] * passed + known)
             found.passed.append(passed)
         return found
@@ -138,7 +142,7 @@ class BlockGroups:
             self.states.release([prefix.state])
 
     def grow(self, held: HeldBlocks, count: int) -> list[list[int]]:
-        """Take `count` blocks of each group, whose pools must have them; what was taken."""
+        """Take `count` blocks of each group, whose pools must have them; returns them by group."""
         fresh = []
         for group, blocks in zip(self._groups, held.of_groups, strict=True):
             taken = group.pool.take(count)
@@ -148,9 +152,9 @@ class BlockGroups:
         return fresh
 
     def passed(self, held: HeldBlocks, position: int, most: int) -> Iterator[tuple[int, range]]:
-        """By group, the places of a request's blocks that no row from `position` on sees.
+        """By group, the places of blocks that no row from `position` on sees.
 
-        Of its first `most` blocks.
+        most: only a request's first ones, so many, are looked at.
         """
         for group in range(WHOLE + 1, len(self)):
             first = min(self._first_seen(group, position), most)
@@ -190,6 +194,7 @@ class BlockGroups:
         assert taken is not None, "nobody holds a slot for longer than this"
         [slot] = taken
         states.remember(slot, digest)
+        # nobody holds a state: it stays until the oldest one gives its slot to another
         states.release([slot])
         return slot
 

@@ -21,6 +21,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
+        # in the order in which they will be taken: what was given back first comes first
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
@@ -45,6 +46,7 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back one reference on each; the last block of a prefix is reused first."""
+        # without its last block a prefix is shorter, without its first it is lost
         for block in reversed(blocks):
             assert self._references[block] > 0, f"block {block} was released twice"
             self._references[block] -= 1
@@ -67,7 +69,7 @@ class BlockPool:
             self._block_of[digest] = block
 
     def references(self, block: int) -> int:
-        """How many hold a block."""
+        """How many requests hold a block."""
         return self._references[block]
 
     def match(self, hashes: Sequence[bytes]) -> list[int]:

@@ -18,12 +18,12 @@ PRIOR_RATE, PRIOR_COUNT = 0.8, 32
 MEMORY = 4096
 """Verifications after which an old one weighs 1/e of a new one."""
 PROBE_MEMORY = 8
-"""Cycles after which it does where drafts are only tried."""
+"""Cycles after which an old verification weighs 1/e of a new one where drafts are only tried."""
 DOUBT = 2
 """Wrong first drafts that are remembered when drafting stops; all else is forgotten."""
 KNOWN = 64
 """First drafts that must have been tried for their rate to stop drafting; before that, chance would
-too often, and credit bounds what it costs to find out."""
+stop it too often, and credit bounds what it costs to find out."""
 MIN_CYCLES = 16
 """Cycles between two changes: the first cycle after a change to fewer drafts is not captured."""
 MIN_GAIN = 1.02
@@ -42,8 +42,8 @@ MOST_CREDIT, STAKE, MOST_STAKE = 16.0, 4.0, 10.0
 """What drafts may lose before they stop, in cycles without drafts: at most, and when they come into
 use, at least and with savings."""
 FIRST_SAVINGS, MOST_SAVINGS = 64.0, 512.0
-"""What is kept, in the same unit, for tries where a request begins: at the start, and at most of
-what drafts gained."""
+"""Credit that is kept for tries where a request begins, in cycles without drafts: at the start, and
+at most of what drafts gained."""
 TRIES = 5
 """Cycles in a row for which drafts are tried where a request begins: few good drafters are wrong in
 all of them."""
@@ -97,17 +97,19 @@ class DraftLength:
     def choose(self, requests: int, followed: int, branch: bool = True) -> int:
         """Drafts of the next cycle of `requests` requests. Changes nothing.
 
-        followed: for how many of them there is a drafter; branch: whether their drafts may.
+        followed: for how many of them there is a drafter; branch: whether their drafts may branch.
         """
         costs = self._times.seconds(requests)
         if self._look is not None:
             return self._look
-        if not costs:
+        if not costs:  # too little has been timed so far
             return self._chosen
         share, tree = followed / requests, self._tree(requests, branch)
         if self._chosen:
+            # a change costs a cycle that is not captured; only credit that ran out does not wait
             too_soon = self._cycles < MIN_CYCLES and not self._broke
             return self._chosen if too_soon else self._best(costs, share, tree)
+        # drafting has stopped: credit that came in since then pays for a probe now and then
         probe = self._probe(costs)
         probes = followed > 0 and self._credit >= self._price(costs, probe)
         return self._best(costs, share, tree) or (probe if probes else 0)
@@ -137,6 +139,7 @@ class DraftLength:
             return
         best = self._best(costs, followed / requests, self._tree(requests, branch))
         probes = drafts > 0 and not self._chosen and drafts != best
+        # in cycles without drafts, whose length is the unit of the account
         self._credit += ALLOWANCE if not drafts else -self._price(costs, drafts)
         self._probed = probes
         if not probes:
@@ -154,6 +157,7 @@ class DraftLength:
         drafted = [(drafts, accepted) for drafts, accepted in cycle if drafts]
         if not drafted:
             return
+        # probes are few, and must say soon that drafts are right again
         keep = math.exp(-len(drafted) / MEMORY) if self._chosen else 1 - 1 / PROBE_MEMORY
         newest, other = self._chains, self._trees
         if branched:
@@ -165,6 +169,7 @@ class DraftLength:
         gained = sum(accepted for _, accepted in drafted) / len(cycle)
         credit = self._credit + gained
         self._credit = min(credit, MOST_CREDIT)
+        # what credit has no room for is saved for later tries
         self._savings = min(self._savings + credit - self._credit, MOST_SAVINGS)
 
     def took(self, time: CycleTime) -> None:
@@ -193,6 +198,7 @@ class DraftLength:
             return 0
         speeds = self._speeds(costs, share, tree)
         if self._chosen and self._may_stop and not self._known:
+            # too few drafts were tried to stop by their rates; credit still can
             del speeds[0]
         best = max(speeds, key=lambda drafts: speeds[drafts])
         return best if speeds[best] > MIN_GAIN * speeds[self._chosen] else self._chosen
@@ -222,6 +228,7 @@ class DraftLength:
         if self._launched - self._tried < TRY_EVERY:
             return
         probe = self._probe(costs)
+        # the first try has to catch up as well, the others follow at once
         wanted = self._price(costs, probe) + (TRIES - 1) * _added(costs, probe) - self._credit
         paid = max(min(wanted, self._savings), 0.0)
         self._credit, self._savings = self._credit + paid, self._savings - paid
@@ -239,6 +246,7 @@ class DraftLength:
             return
         if not drafts:
             self._stopped = "wrong drafts" if self._broke else "slower cycles"
+            # what is left pays for no probe: the first one waits until credit has come in
             self._credit = min(self._credit, 0.0)
             self._chains, self._trees = (AcceptanceRates(self._k, 0.0, DOUBT) for _ in range(2))
         elif not self._chosen:
@@ -263,7 +271,7 @@ class AcceptanceRates:
     """How often each draft of a cycle was accepted, given that those before it were."""
 
     def __init__(self, k: int, rate: float, count: int) -> None:
-        """rate: that of so many first drafts that are taken to have been tried."""
+        """rate: the rate of `count` first drafts that are taken to have been tried."""
         self.accepted, self.tried = ([0.0] * k for _ in range(2))
         self.accepted[0], self.tried[0] = rate * count, float(count)
 
@@ -277,7 +285,8 @@ class AcceptanceRates:
                 self.accepted[place] += place < accepted
 
     def rate(self, place: int, before: float) -> float:
-        """That of a position; where little was tried near `before`, that of the one before it."""
+        """The rate of a position; where little was tried, near `before`, the rate of the one
+        before."""
         if not place:
             return self.accepted[0] / max(self.tried[0], 1.0)
         return (self.accepted[place] + PRIOR_COUNT * before) / (self.tried[place] + PRIOR_COUNT)
@@ -289,7 +298,7 @@ class AcceptanceRates:
         self.tried[place] *= share
 
     def rates(self) -> list[float]:
-        """Those of all positions."""
+        """The rates of all positions."""
         found: list[float] = []
         for place in range(len(self.tried)):
             found.append(self.rate(place, found[-1] if found else 0.0))
@@ -316,6 +325,7 @@ def consistent(chains: AcceptanceRates, trees: AcceptanceRates) -> tuple[list[fl
     for place in range(len(chains.tried)):
         of_chain = chains.rate(place, chain[-1] if chain else 0.0)
         of_tree = trees.rate(place, tree[-1] if tree else 0.0)
+        # what a chain has accepted a tree would have, too, so one of the two is out of date
         if of_chain > of_tree:
             known_by_chain = chains.tried[place] > trees.tried[place]
             of_chain = of_tree = of_chain if known_by_chain else of_tree

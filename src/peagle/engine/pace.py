@@ -72,6 +72,7 @@ class Pace:
         take all drafts to be one behind another."""
         if any(request.needs_host for request in cycles):
             return False
+        # one request with penalties gets a chain among trees (`unbranched`)
         return not all(request.params.penalized for request in cycles)
 
     def launched(self, cycles: Sequence[Request], drafts: int | None, repeats: int) -> None:
@@ -100,6 +101,7 @@ class Pace:
             return 1
         if any((drafts is None and request.k) or request.needs_host for request in decoding):
             return 1
+        # no cycle of the step may reach beyond a context's end
         furthest = max((request.furthest for request in decoding), default=0)
         return max(min(wanted, self.max_length - furthest), 1)
 

@@ -31,9 +31,9 @@ class Share(Struct, frozen=True):
     """Target rows: a chunk of known tokens, or the newest one and the drafts; of a cycle that runs
     several times one each."""
     drafts: int
-    """At most K; 0 for a chunk."""
+    """Drafts, at most K; 0 for a chunk."""
     start: int
-    """Position of its first row; for a request on the device, the furthest that it can be."""
+    """The position of the first row; for a request on the device, the furthest that it can be."""
     completes: bool
     """Whether the last row's logits give the request its next token."""
     decodes: bool
@@ -41,7 +41,7 @@ class Share(Struct, frozen=True):
     hosted: bool
     """Whether the host takes part in the choice of its next token."""
     fresh: int = 0
-    """Blocks that it takes, of each group."""
+    """New blocks that the share takes of each group."""
     keeps_state: bool = False
     """Whether the state of recurrent layers behind its last row is kept for others."""
     prefix: HeldBlocks | None = None
@@ -54,16 +54,16 @@ class Share(Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """The fewest that it brings."""
+        """The fewest tokens that the share brings."""
         return self.rows - self.drafts if self.decodes else int(self.completes)
 
     def cycle(self) -> Cycle:
-        """What a worker does of it, where drafts are verified."""
+        """What a worker does, where drafts are verified."""
         request = self.request
         return Cycle(request.row, self.start, self.drafts, self.hosted, request.missing)
 
     def chunk(self, state: int | None) -> PromptChunk:
-        """The same where known tokens are computed. state: as in `PromptChunk`."""
+        """What a worker does, where known tokens are computed. state: as in `PromptChunk`."""
         request, start, stop = self.request, self.start, self.stop
         wanted = request.unscored
         return PromptChunk(
@@ -98,7 +98,7 @@ class Plan:
     preempted: tuple[Request, ...] = ()
     """Running requests that give their blocks back, in this order."""
     drafts: int | None = None
-    """Most drafts of a request, as they were chosen; None: each its own K."""
+    """Most drafts of a request, as they were chosen; None: each request has its own K."""
     repeats: int = 1
     """How often cycles run."""
 
@@ -118,7 +118,7 @@ class StepBudget:
     max_length: int
     """Longest prompt + output in tokens."""
     rows: int
-    """Most target rows, but for those of requests on the device, which are in captured cycles."""
+    """Most target rows; those of requests on the device, in captured cycles, do not count."""
     prompt_rows: int
     """Most of these rows that may go to prompts."""
     drafts: int | None
@@ -154,6 +154,10 @@ class Planner:
         Where one running request makes room for another, nobody is admitted. One whose prompt
         begins as that of a request on its way through its own is passed over meanwhile.
         """
+        # running requests, where the second one finds no block left:
+        #
+        #   r1         r2      r3   r4     r4 gives its blocks back, then r3, at last r2 itself,
+        #   has grown  grows               which is the last one then
         staying = list(running)
         for place, request in enumerate(running):
             if place < len(staying):  # the last ones make room
@@ -194,7 +198,7 @@ class Planner:
         return self._blocks_for(max(min(stop, self._limits.max_length) - held, 0))
 
     def _with_room_for_a_tree(self, share: Share) -> Share:
-        """The same with blocks for a tree, if there are any left when all have what they need.
+        """A share with blocks for a tree, if there are any left when all have what they need.
 
         Blocks for the others' trees are left: a request would else lack what another holds in
         advance, and be preempted.
@@ -215,6 +219,7 @@ class Planner:
 
         Where prefixes are cached, only blocks that the cache knows by then.
         """
+        # drafts in flight may be rejected: the next row may come as early as that
         earliest = request.computed if request.on_device else request.furthest
         blocks = request.blocks
         most = request.remembered if self._limits.prefix_caching else len(blocks)
@@ -246,16 +251,20 @@ class Planner:
         return [] if request.output_length else self._hashes(request)[request.remembered :]
 
     def _hashes(self, request: Request) -> list[bytes]:
-        """What the cache may know the beginning of a request by."""
+        """The hashes by which the cache may know a request's beginning."""
         if not self._limits.prefix_caching:
             return []
         own, knows = request.prefix_hashes(self._block_size), self._groups.knows
         others = request.followed_prefix_hashes(self._block_size)
+        # its own blocks have a drafter's keys if it has one; without, blocks with and without them
+        # serve as well
         better = [other if knows(other) else mine for mine, other in zip(own, others, strict=False)]
         return better + own[len(better) :]
 
     def _admit(self, request: Request, prefix: HeldBlocks) -> bool:
         """A share for a waiting request after its cached prefix; False when there is no room."""
+        # a cached block that nobody holds counts among the free ones, but is not free once it is
+        # reused
         idle = {block for block in prefix if self._is_free(block)} - self._reused
         free = self._free_blocks
         self._free_blocks = free.copy()
@@ -267,6 +276,7 @@ class Planner:
         if share is None or fresh > min(self._free_blocks):
             self._free_blocks = free
             return False
+        # two requests of one step may reuse the same blocks, which are taken once
         self._reused |= idle
         self._take(replace(share, prefix=prefix, fresh=fresh))
         return True
@@ -277,6 +287,7 @@ class Planner:
         k = request.k if limits.drafts is None else min(request.k, limits.drafts)
         if request.on_device:
             share = _cycle(request, k, start)
+            # a row each time, since such cycles have no drafts
             return share if limits.repeats == 1 else replace(share, rows=limits.repeats)
         known = request.total - start
         decodes = known == 1 and request.output_length > 0
@@ -321,6 +332,7 @@ class Planner:
     def _take(self, share: Share) -> None:
         self._work.append(share)
         self._free_blocks = [free - share.fresh for free in self._free_blocks]
+        # the rows of captured cycles have memory of their own
         if not share.request.on_device:
             self._rows -= share.rows
             self._prompt_rows -= 0 if share.decodes else share.rows

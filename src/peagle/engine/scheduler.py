@@ -1,4 +1,4 @@
-"""What requests do next, as a step, and what became of them, by its outcome."""
+"""The scheduler: it makes a step of what requests do next, and applies the step's outcome."""
 
 import bisect
 import math
@@ -28,11 +28,11 @@ class Launched:
     number: int
     work: tuple[Share, ...]
     admissions: tuple[int, ...]
-    """`Request.admissions` of each, at the launch."""
+    """`Request.admissions` of each share's request, at the launch."""
     prompts_alone: bool
-    """Whether it has prompt chunks only."""
+    """Whether the step has prompt chunks only."""
     branched: bool
-    """Whether the drafts of its cycles are trees."""
+    """Whether the drafts of the step's cycles are trees."""
 
 
 class Scheduler:
@@ -75,7 +75,7 @@ class Scheduler:
         self.max_prompt_tokens = capacity.prompt_tokens
         """Most rows of prompts in a step; fewer once the device had no memory for them."""
         self.requests: dict[str, Request] = {}
-        """Those that have not ended, by id."""
+        """The requests that have not ended, by id."""
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._launched: deque[Launched] = deque()
@@ -86,9 +86,9 @@ class Scheduler:
         self._steps = 0
         self.preemptions = 0
         self.prefix_queries = 0
-        """Tokens looked up in the prefix cache: all of admitted requests'."""
+        """Tokens looked up in the prefix cache: all tokens of admitted requests."""
         self.prefix_hits = 0
-        """Tokens found there."""
+        """Tokens found in the prefix cache."""
 
     @property
     def in_flight(self) -> bool:
@@ -120,7 +120,7 @@ class Scheduler:
         bisect.insort_right(self.waiting, request, key=_priority)
 
     def plan(self) -> Plan:
-        """The next step; empty where all that is left is in flight. Changes nothing."""
+        """Plan the next step, empty where all that is left is in flight; this changes nothing."""
         decoding = [request for request in self.running if self._decodes(request)]
         drafts, repeats = self.pace.choose(decoding)
         limits = StepBudget(
@@ -137,7 +137,7 @@ class Scheduler:
 
     def launch(self, plan: Plan) -> Step:
         """Carry out a plan: blocks and table rows change hands. Returns what a worker has to do."""
-        for passed in plan.passed:
+        for passed in plan.passed:  # first, since others take what is given back
             self._held.give_back_passed(passed)
         for request in plan.preempted:
             self.preempt(request)
@@ -166,8 +166,8 @@ class Scheduler:
         )
 
     def commit(self, outcome: Outcome) -> list[RequestOutput]:
-        """Apply what a worker answered; what each request got by it."""
-        self._cleared.clear()
+        """Apply what a worker answered; returns what each request got by it."""
+        self._cleared.clear()  # the worker has filled them
         refused = self._refused(outcome)
         outputs = []
         if outcome.step is not None:
@@ -181,7 +181,7 @@ class Scheduler:
 
         They keep their tokens; steps in flight are void.
         """
-        for request in reversed(list(self.running)):
+        for request in reversed(list(self.running)):  # each goes before its equals
             self._evict(request)
         self._launched.clear()
         self.groups.forget_states()
@@ -194,7 +194,7 @@ class Scheduler:
         if request is None:
             return
         if request.status is Status.RUNNING:
-            if reason != "error":
+            if reason != "error":  # an error's keys are not to be shared
                 self._catch_up(request)
             self.running.remove(request)
             self._held.give_back(request)
@@ -222,7 +222,7 @@ class Scheduler:
         return known == 1 and request.output_length > 0 and request.ready
 
     def _is_cycle(self, share: Share) -> bool:
-        """Whether drafts of it are verified, rather than known tokens computed.
+        """Whether a share verifies drafts, rather than computing known tokens.
 
         A request that gets onto the device does so by a chunk, if only of its newest token.
         """
@@ -303,7 +303,7 @@ class Scheduler:
         return RequestOutput(
             request.id,
             new,
-            min(result.accepted, len(new)),
+            min(result.accepted, len(new)),  # an end may come among them
             reason,
             drafted=result.drafted,
             verified=result.accepted,
