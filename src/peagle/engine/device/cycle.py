@@ -94,7 +94,8 @@ class DeviceProposerRows:
         return network.run(inputs, models.open_network(inputs.rows), first)
 
     def after(self, tokens: Tensor, features: Tensor) -> "DeviceProposerRows":
-        """As `ProposerRows`, by a table of their own, with one row for each request."""
+        """As `ProposerRows`; the further rows are of a table of their own, a row for each
+        request."""
         rows = self if self.own else self._own()
         emitted, features = tokens[:, None], features[:, None]
         computed = rows.state.computed + 1
@@ -108,6 +109,7 @@ class DeviceProposerRows:
             slots=state.slots.index_select(0, requests),
             limits=state.limits.index_select(0, requests),
             computed=state.computed.index_select(0, requests),
+            # the cycle's own state stays as it is: acceptance still reads it
             pending=torch.ones_like(places),
         )
         return replace(self, state=state, requests=places, pending=1, own=True)
@@ -124,6 +126,7 @@ class DeviceBatch:
         """Drafts of all requests; those of a cycle without drafts are [requests, 0]."""
         side, requests = self._side, self._requests
         if side.history is not None:
+            # what the cycle before has emitted is not in the texts yet
             side.history.follow(side.state, requests)
         if not self._shape.drafts:
             return Draft(requests.new_empty(len(requests), 0))
@@ -132,6 +135,7 @@ class DeviceBatch:
         given = side.models, side.state, requests, *astuple(self._shape), race, side.history
         draft = side.proposer.propose(DeviceProposerRows(*given))
         if draft.source is not None:
+            # assigning by an index would wait for the device, here as elsewhere
             side.state.results[:, -1].index_copy_(0, requests, draft.source.used.long())
         return draft
 
@@ -158,6 +162,7 @@ class DeviceBatch:
         state = side.state
         penalize(logits, draft.ids, state.penalties, requests)
         depths = None if draft.tree is None else draft.tree.depths.flatten()
+        # the newest token is at `computed`: the first one that is chosen comes behind it
         chosen = sample_requests(
             logits, argmax(logits), side.sampling, requests, state.computed + 1, depths
         )
@@ -168,6 +173,7 @@ class DeviceBatch:
         side, state, requests = self._side, self._side.state, self._requests
         features = verified.features
         if path.rows is not None and path.reads is not None:
+            # before the state moves on: paths count from where the cycle began
             starts = state.computed[requests]
             for tensor, slots in side.models.target_cache.tensors:
                 compact(tensor, slots, requests, starts, state.limits, path.rows)
@@ -182,6 +188,6 @@ class DeviceBatch:
 
 
 def _placed(rows: PassRows, tree: Tree) -> PassRows:
-    """A pass's rows, by the depths of a tree."""
+    """The rows of a pass, at the positions that the depths of a tree give them."""
     positions = (rows.starts[:, None] + tree.depths).flatten()
     return replace(rows, positions=positions, ancestors=tree.ancestors.flatten())

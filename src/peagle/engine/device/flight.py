@@ -33,11 +33,11 @@ class Flight:
 
     number: int
     work: tuple[PromptChunk | Cycle, ...]
-    """What was not refused."""
+    """The parts of the step that were not refused."""
     drafts: int
-    """The drafts of its cycle."""
+    """The drafts of each request in the step's cycle."""
     results: Download
-    """[table rows, K + 3]"""
+    """[table rows, K + 3] the results, as `CycleState` has them"""
     repeated: Download | None
     """[table rows, repeats] what a cycle chose each time; None: it ran once."""
     cycle: LaunchedCycle | None
@@ -68,5 +68,7 @@ class Flight:
             if repeated is not None and isinstance(item, Cycle):
                 got[item.row] = tuple(repeated[item.row])
             else:
+                # a row of results is: how many drafts were accepted, the tokens, whether drafts
+                # were looked up
                 got[item.row] = tuple(mine[1 : mine[0] + 2]) if item.completes else ()
         return got

@@ -19,9 +19,9 @@ from peagle.transfer import upload
 Replay = Callable[[], None]
 T = TypeVar("T")
 TREE_TIMINGS = 15
-"""Cycles in the median by which trees are."""
+"""Cycles in the median by which trees are timed."""
 LENGTH_TIMINGS = 5
-"""Cycles in the median by which draft lengths are."""
+"""Cycles in the median by which draft lengths are timed."""
 MOST_TREE_COST = 1.15
 """How much longer a cycle with trees may take: they give 16 to 31 % more tokens."""
 TREE_CONTEXT = 4096
@@ -29,7 +29,7 @@ TREE_CONTEXT = 4096
 TREE_TRIALS = 3
 """How often they are timed before they are held to take longer: times may be disturbed."""
 TOKEN_STRIDE = 7919
-"""Between the tokens of idle rows; a prime."""
+"""The distance between tokens of idle rows; a prime."""
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -67,6 +67,7 @@ class CycleGraphs:
 
     def capture(self) -> None:
         """Capture every size and length."""
+        # the largest first: the others find room in the memory that it leaves to the pool
         for size in reversed(self.sizes):
             for drafts in reversed(self.lengths):
                 self._prepared(self._whole, size, _steady(drafts))
@@ -106,7 +107,7 @@ class CycleGraphs:
         return False
 
     def run(self, rows: Sequence[int], shape: CycleShape) -> bool:
-        """One cycle for some rows of the request table; whether it was captured."""
+        """Run a cycle for some rows of the request table; returns whether it was captured."""
         self._run(self._whole, rows, shape)
         return _fits(shape)
 
@@ -146,7 +147,8 @@ class CycleGraphs:
         return self._timed(self._prepared(self._whole, size, shape), size, LENGTH_TIMINGS)
 
     def _timed(self, replay: Replay, size: int, count: int, context: int = 1) -> float:
-        """The median over idle rows. context: their positions, all of which hold the same keys."""
+        """The median time over idle rows. context: their positions, all of which hold the same
+        keys."""
         self._make_ready(size)
         state, rows = self._side.state, self._requests[size]
         if context > 1:
@@ -154,6 +156,7 @@ class CycleGraphs:
         found = statistics.median(_seconds(replay) for _ in range(count))
         if context > 1:
             state.limits[rows] = 0
+            # idle rows have written where positions without a slot are read
             self._side.models.forget_null_slots()
         return found
 
@@ -169,9 +172,11 @@ class CycleGraphs:
     def _run(
         self, part: Callable[[int, CycleShape], T], rows: Sequence[int], shape: CycleShape
     ) -> T:
-        """A part of the cycle, captured if that fits; rows come after a capture, which pads."""
+        """Run a part of the cycle, captured if that fits; rows come after a capture, which pads."""
         size = self._size_for(len(rows))
         once = functools.partial(part, size, shape)
+        # a graph has room for what a cycle of its length leaves; a longer one's rest is launched
+        # plainly
         run = self._prepared(part, size, shape) if _fits(shape) else once
         self._pad(rows)
         return run()
@@ -234,6 +239,7 @@ class CycleGraphs:
         """Rows of the table on the device, padded: [size]."""
         size = self._size_for(len(rows))
         filled = [*rows, *[self._spare] * (size - len(rows))]
+        # the same requests come again in most steps: then nothing is copied
         if self._filled.get(size) != filled:
             self._fill(size, filled)
         return self._requests[size]
@@ -258,6 +264,7 @@ def captured(
     finally:
         torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
+    # a graph replays addresses: what it reads and writes must stay where it is
     with torch.cuda.graph(graph, pool=pool):
         found = run()
     return graph, found

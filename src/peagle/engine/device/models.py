@@ -74,7 +74,7 @@ class DeviceModels:
 
     @property
     def caches(self) -> list[KVCache]:
-        """Those that there are."""
+        """The caches that there are."""
         both = self.target_cache, self.network_cache
         return [cache for cache in both if cache is not None]
 
@@ -89,6 +89,8 @@ class DeviceModels:
         x = target.scaled(target.embed(prompts.tokens))
         first = residual.normed(x, self.layers.layers[0].input_norm)
         taps = self.taps(len(x)) if followed else None
+        # the last layer runs for rows that are read alone, unless its stream is a feature of all
+        # rows
         tapped = taps is not None and len(self.layers.layers) in taps.layers
         to_the_end = tapped or prompts.scored is not None
         reads = None if to_the_end else ends
@@ -154,13 +156,13 @@ class DeviceModels:
         return _attend(self.target_cache, rows, self.layers.specs)
 
     def open_network(self, rows: PassRows) -> AttendProduct:
-        """The drafter's."""
+        """The drafter's attention for one pass over cached requests."""
         assert self.network is not None
         assert self.network_cache is not None
         return _attend(self.network_cache, rows, self.network.layers.specs)
 
     def features(self, taps: Taps | None) -> Tensor | None:
-        """What a pass kept for the drafter, projected [rows, hidden_size]; None without one."""
+        """The features that a pass kept, projected [rows, hidden_size]; None without a drafter."""
         if taps is None or self.network is None:
             return None
         return self.network.model.project(taps.into)
@@ -181,6 +183,7 @@ def _attend(cache: KVCache, rows: PassRows, specs: Mapping[int, QKVSpec]) -> Att
     Contexts are divided among programs here, in a launch before the first layer's, for all layers
     of the same heads together.
     """
+    # how contexts are divided depends on the heads' sizes, and where keys lie on the window, too
     by_sizes: dict[tuple[int, int, int], PassRows] = {}
     by_spec: dict[tuple[int | None, tuple[int, int, int]], PassRows] = {}
     for layer, spec in specs.items():
@@ -190,6 +193,7 @@ def _attend(cache: KVCache, rows: PassRows, specs: Mapping[int, QKVSpec]) -> Att
         if key not in by_spec:
             by_spec[key] = cache.rows_for(spec.window, by_sizes[spec.sizes])
 
+    # what is launched before here may be read early once a fence has come in between
     opened = fences()
 
     def attend(layer: int, qkv: Tensor, spec: QKVSpec) -> Tensor:

@@ -42,6 +42,7 @@ class Prefill:
         tokens = [token for chunk in chunks for token in chunk.tokens]
         following = [token for chunk in chunks for token in chunk.following]
         padding = _padding(len(tokens))
+        # rows of padding: their keys are written nowhere, and nobody reads what becomes of them
         tokens += [0] * padding
         following += [0] * padding
         spans = [Span(chunk.row, chunk.start, chunk.rows) for chunk in chunks]
@@ -68,6 +69,8 @@ class Prefill:
     def _fill_network(self, state: CycleState, spans: Sequence[Span]) -> None:
         device, count = state.computed.device, sum(span.count for span in spans)
         padding = _padding(count)
+        # features lie by table row in the order of positions: a pass takes the first ones of each
+        # row
         rows = [span.row for span in spans for _ in range(span.count)] + [spans[0].row] * padding
         places = [place for span in spans for place in range(span.count)] + [0] * padding
         waiting = upload(rows, device), upload(places, device)

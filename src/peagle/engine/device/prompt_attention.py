@@ -70,7 +70,7 @@ def by_torch(spec: QKVSpec) -> bool:
 def warm_up(spec: QKVSpec, cache: Tensor, dtype: torch.dtype, most: int) -> None:
     """Attend once at every length that a single prompt of up to `most` tokens is padded to.
 
-    And once with the variable-length kernel, which is loaded at its first call.
+    The variable-length kernel attends once as well, since it is loaded at its first call.
 
     cache: one layer's, [2, slots, kv_heads, head_dim]; it is not changed. dtype: of the rows.
     """
@@ -98,6 +98,7 @@ def filled(rows: int) -> int:
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attention of the last rows of a context: [members, heads, rows, head_dim], like query."""
+    # torch's causal mask begins at the first key: right only for a whole context
     if query.shape[2] == key.shape[2]:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     from torch.nn.attention.bias import causal_lower_right  # loads torch's compiler, two seconds
@@ -113,6 +114,7 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, bounds: "Bounds"
 
     query: [rows, heads, head_dim], like the result; key, value: [positions, kv_heads, head_dim].
     """
+    # flash attention multiplies 16-bit numbers alone
     if bounds.ends is not None and query.dtype.itemsize == 2:
         flash = torch.ops.aten._flash_attention_forward
         found: Tensor = flash(query, key, value, *bounds.ends, *bounds.longest, 0.0, True, False)[0]
@@ -230,8 +232,10 @@ def _laid_out(table: RequestTable, spans: Sequence[Span], padding: int) -> _Layo
 
 
 def _parts(spans: Sequence[Span], slots: Tensor) -> list[_Group | _Packed]:
-    """In the order of the chunks: long ones that come first in groups of equal ones; the others
-    together, unless all of them begin a prompt and have few lengths.
+    """Parts of a layout in the order of the chunks.
+
+    Long chunks that come first are in groups of equal ones, the others together, unless all of them
+    begin a prompt and have few lengths.
 
     slots: [table rows, positions].
     """
@@ -272,6 +276,10 @@ def _packed(spans: Sequence[Span], first: int, slots: Tensor) -> _Packed:
 
 def _ways(spans: Sequence[Span], laid: Sequence[int]) -> tuple[list[int], list[int]]:
     """For each row of the layout the pass's row, and for each row of the pass its place."""
+    # chunks of 3 and 2 rows, padded to 4 each:
+    #
+    #   the pass        0 1 2   3 4           back      0 1 2   4 5
+    #   the layout      0 1 2 3   4 5 6 7     source    0 1 2 2   3 4 4 4   the last row again
     source: list[int] = []
     back: list[int] = []
     for span, rows in zip(spans, laid, strict=True):

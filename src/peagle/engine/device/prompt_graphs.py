@@ -43,7 +43,7 @@ class PromptGraph:
         self._replayed: tuple[torch.cuda.CUDAGraph, PromptEnds] | None = None
 
     def capture(self, pool: Any) -> None:
-        """Capture it, with memory from a pool that nothing else uses while it runs."""
+        """Capture the pass, with memory from a pool that nothing else uses while it runs."""
         self._replayed = captured(self._pass, self._inputs.device, pool)
 
     def run(self, chunks: Sequence[PromptChunk]) -> PromptEnds:
@@ -59,9 +59,11 @@ class PromptGraph:
         return PromptEnds(found.logits[:count], features)
 
     def _packed_inputs(self, chunks: Sequence[PromptChunk]) -> list[int]:
-        """For each row its token, the next one, its position and table row; for each tile of
-        attention its table row, first position and count; then the rows at which prompts end, and
-        for each chunk its table row, first position, first row and count."""
+        """All inputs of a pass, one behind another, so that a single copy brings them."""
+        # rows    token, next token, position, table row     | 0, 0, 0, spare | ...   for each row
+        # tiles   table row, first position, count           | spare, 0, TILE | ...   for each tile
+        # ends    row at which a prompt ends                 | 0              | ...   as many
+        # spans   table row, first position, first row, rows | spare, 0, 0, 0 | ...   as many
         padding = (0, 0, 0, self._spare)
         rows: list[tuple[int, ...]] = []
         tiles: list[tuple[int, ...]] = []
@@ -73,6 +75,7 @@ class PromptGraph:
             ends += [len(rows) + chunk.rows - 1] * chunk.completes
             owners = [owner] * chunk.rows
             rows += zip(chunk.tokens, chunk.following, places, owners, strict=True)
+            # a tile begins with its chunk: the captured pass has tiles at every `TILE` rows
             rows += [padding] * (-chunk.rows % TILE)
             tiles += [(owner, place, min(TILE, chunk.stop - place)) for place in places[::TILE]]
         rows += [padding] * (self._size - len(rows))

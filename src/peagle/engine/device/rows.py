@@ -30,8 +30,8 @@ class DeviceRows:
         table: RequestTable,
         follows: bool = True,
     ) -> None:
-        """width: of projected features; most_unseen: positions that may wait for the drafter;
-        follows: whether there is one."""
+        """width: the width of projected features; most_unseen: how many positions may wait for the
+        drafter; follows: whether there is a drafter."""
         self._follows = follows
         weight, rows = target.embed.weight, len(table.limits)
         self._usual, self._most = most_drafts + 1, max(most_unseen, most_drafts + 1)
@@ -42,7 +42,8 @@ class DeviceRows:
         self._pending = [1] * rows
         """Most positions that a request's next cycle can find unseen by the drafter."""
         self._unseen, self._computed = [1] * rows, [0] * rows
-        """How many there are, and positions with the target's keys, by the outcomes so far."""
+        """How many positions the drafter has not seen by the outcomes so far, and how many have
+        the target's keys."""
         self._begun: dict[int, Begin] = {}
 
     def admit(self, begin: Begin) -> None:
@@ -59,6 +60,7 @@ class DeviceRows:
 
     def next_shape(self, rows: Sequence[int], drafts: int, nodes: int = 0) -> CycleShape:
         """The shape of the next cycle of some requests, which leaves up to `drafts` + 1 pending."""
+        # outcomes come a step late, so that what is pending is known by its upper bound alone
         shape = CycleShape(drafts, max(self._pending[row] for row in rows), nodes)
         for row in filter(self.followed, rows):
             self._pending[row] = drafts + 1 if drafts else self._pending[row] + 1
@@ -70,6 +72,7 @@ class DeviceRows:
         If one has to, others that will have to soon join it in the same pass.
         """
         least = self._usual if drafts else self._most // 2
+        # a cycle with drafts has room for what another leaves, one without for all that may wait
         most = self._usual if drafts else self._most - repeats
         if all(self._pending[row] <= most for row in rows):
             return []
@@ -113,6 +116,7 @@ class DeviceRows:
         """
         rows, state, logits = self._write_settings(chunks), self.state, ends.logits
         self._count_tokens(chunks)
+        # a first token has no drafts before it
         penalize(logits, rows.new_empty(len(rows), 0), state.penalties, rows)
         greedy = argmax(logits)
         first = sample_requests(logits, greedy, self.sampling, rows, state.computed)
@@ -148,6 +152,7 @@ class DeviceRows:
             (sampling.min_p, min_ps),
             (state.penalties.rates, torch.stack(rates, dim=1)),
         ):
+            # one launch a column, however many requests begin
             column.index_copy_(0, rows, values)
         return rows
 

@@ -114,7 +114,7 @@ class DeviceWorker:
         self._landed = 0.0
         """When the newest results came, while the step behind them was in flight; else 0."""
         self._catching_up = 0.0
-        """As in `CycleTime`, of the step that is about to be launched."""
+        """`CycleTime.catching_up` of the step that is about to be launched."""
 
     @property
     def branching(self) -> Branching:
@@ -147,6 +147,7 @@ class DeviceWorker:
             self._rows.admit(begin)
         flight, refused = self._launch(step) if step.work else (None, ())
         if not step.hosted:
+            # the step before is read, and this one stays in flight
             flight, self._flight = self._flight, flight
         if flight is not None:
             landed = self._land(flight)
@@ -173,6 +174,7 @@ class DeviceWorker:
         missed = [self._rows.missed(row) for row in step.caught_up]
         for row in behind:
             span = self._rows.missed(row)
+            # the last position is left to the next cycle, which drafts from it
             missed.append(replace(span, count=span.count - 1))
         self._prefill.fill_network(self._rows.state, missed, self._most_rows)
         if behind:
@@ -203,6 +205,7 @@ class DeviceWorker:
         results = Download(self._rows.state.results)
         work: tuple[Cycle | PromptChunk, ...] = (*step.cycles, *chunks)
         if self._flight is None:
+            # nothing was in flight: the host has waited for requests, which is no time for a step
             self._landed = 0.0
         host = time.perf_counter() - self._landed if self._landed else 0.0
         flight = Flight(
@@ -267,7 +270,7 @@ class DeviceWorker:
     ) -> None:
         """Edit logits in place, and keep what they were for log-probabilities, by table row.
 
-        logits: [work * (drafts + 1), vocab]; proposed: [work * drafts]; then of padding.
+        logits: [work * (drafts + 1), vocab], proposed: [work * drafts], both with padding behind.
         """
         choices = [Choice(self._rows.settings(item.row), drafts, item.missing) for item in work]
         rows = logits[: len(work) * (drafts + 1)]
@@ -291,11 +294,12 @@ class DeviceWorker:
         return cycle if replayed else None
 
     def _repeat(self, rows: list[int], drafts: int, nodes: int, repeats: int) -> bool:
-        """Run a cycle so often, and keep what it chooses; whether it was captured."""
+        """Run a cycle so often, and keep what it chooses; returns whether it was captured."""
         replayed = True
         for turn in range(repeats):
             replayed &= self.graphs.run(rows, self._rows.next_shape(rows, drafts, nodes))
             if repeats > 1:
+                # the next turn writes its results in the same place
                 self._repeated[:, turn].copy_(self._rows.state.results[:, 1])
         return replayed
 

@@ -51,6 +51,7 @@ class PagedAttend:
         """bias: as of `AttentionGroup`, of the only span; None: rows see what comes before them."""
         self.positions, self._slots = places(cache.table.slots, spans)
         firsts = itertools.accumulate((span.count for span in spans), initial=0)
+        # requests with as many rows attend in one call
         members: dict[int, list[tuple[Span, int]]] = {}
         for span, first in zip(spans, firsts, strict=False):
             members.setdefault(span.count, []).append((span, first))
@@ -66,7 +67,8 @@ class PagedAttend:
 
 
 class ContiguousAttend:
-    """The same for one request whose slots are contiguous: views in place of gathering."""
+    """Attention of a pass over one request whose slots are contiguous: views, where others
+    gather."""
 
     def __init__(self, cache: KVCache, run: int, span: Span, bias: Tensor | None = None) -> None:
         """run: the request's first slot; bias: as of `PagedAttend`."""
@@ -75,6 +77,7 @@ class ContiguousAttend:
         if bias is None and span.count > 1:
             bias = causal_bias(self.positions[None], stop, tensor.dtype)
         self._bias, self._places = bias, {layer: 2 * i for i, layer in enumerate(cache.layers)}
+        # one call makes the views of all layers, keys at even places and values at odd ones
         sides = tensor.flatten(0, 1)
         self._written = sides[:, run + span.start : run + stop].unbind()
         self._seen = sides[:, None, run : run + stop].transpose(2, 3).unbind()
@@ -91,7 +94,7 @@ class ContiguousAttend:
 
 
 class TiledAttend:
-    """The same where layers have windows, sinks or keys of several shapes."""
+    """Attention of a pass where layers have windows, sinks or keys of several shapes."""
 
     def __init__(self, cache: KVCache, rows: PassRows) -> None:
         self._layers, self.positions = cache.layers, rows.positions
@@ -113,6 +116,7 @@ def _tree_bias(tree: Tree, start: int, dtype: torch.dtype) -> Tensor:
     rows = len(words)
     hidden = (words >> torch.arange(rows, device=words.device)) & 1 == 0
     bias = torch.zeros(1, 1, rows, start + rows, dtype=dtype, device=words.device)
+    # rows see all positions before the root
     bias[0, 0, :, start:].masked_fill_(hidden, float("-inf"))
     return bias
 

@@ -29,12 +29,12 @@ class Decision(NamedTuple):
     tokens: tuple[int, ...]
     """The accepted drafts, then the target's own."""
     rows: tuple[int, ...]
-    """Those of its drafts' rows that stay: the newest token's, then the accepted drafts'."""
+    """The request's rows that stay: the newest token's, then those of accepted drafts."""
     logprobs: tuple[TokenLogprobs, ...]
 
 
 UNDECIDED = Decision((), (0,), ())
-"""In the middle of a prompt."""
+"""The decision in the middle of a prompt."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class HostSide:
     memory: RequestMemory
     processor: LogitsProcessor
     proposals: HostProposals | None
-    """None where nothing drafts."""
+    """What drafts; None where nothing does."""
     taps: tuple[int, ...]
     """Target layers whose streams the proposer reads."""
     accept: Accept
@@ -124,6 +124,7 @@ class HostBatch:
         device = self._side.device
         inputs = torch.tensor(tokens, device=device)
         if places:
+            # drafts are on the device already, and are not read back for this
             inputs[torch.tensor(places, device=device)] = self._flat(draft)
         if len(sampled) == len(tokens):
             return inputs, None
@@ -153,6 +154,7 @@ class HostBatch:
         depths = None if draft.tree is None else draft.tree.depths[0].tolist()
         chosen = choose(verified.logits, sampled, self._flat(draft), self._side.processor, depths)
         counts = [part.drafts + 1 for part in sampled]
+        # requests have different numbers of drafts; -1 equals none of them
         padded = chosen.new_full((len(counts), draft.tokens.shape[1] + 1), -1)
         for row, own in zip(padded, chosen.split(counts), strict=True):
             row[: len(own)] = own
@@ -226,6 +228,7 @@ class HostBatch:
         """Keep what the next step needs; returns how many positions the drafter has not seen."""
         request, history = part.request, self._side.memory.history
         if part.drafts:
+            # its draft has just shown the drafter all that it had not seen
             request.forget(request.unseen)
         if history is not None:
             history.write(part.item.row, len(request.tokens), decision.tokens)
@@ -241,5 +244,6 @@ def _stays(part: RequestRows, decision: Decision, features: Tensor) -> Tensor:
     before = len(part.known) - 1
     rows = [*range(before), *(before + row for row in decision.rows)]
     if rows == [*range(len(rows))]:
+        # a slice would hold the features of the whole pass
         return features[: len(rows)].clone()
     return features[rows]

@@ -47,6 +47,7 @@ class HostNetwork:
         counts = [span.count for span in spans]
         sources, reads = draft_rows(counts, masks, tokens.device)
         if masks:
+            # the mask slot's input comes last, so that `sources` points at it for every mask slot
             tokens = torch.cat((tokens, self._mask_token)).index_select(0, sources)
             features = torch.cat((features, self._mask_feature)).index_select(0, sources)
             spans = tuple(Span(span.row, span.start, span.count + masks) for span in spans)

@@ -83,6 +83,7 @@ class HostProposals:
         places: dict[int, list[int]] = {}
         for place, part in enumerate(sampled):
             places.setdefault(part.drafts, []).append(place)
+        # who wants no drafts needs no proposal
         places.pop(0, None)
         return [
             Proposal(
@@ -96,6 +97,8 @@ class HostProposals:
         """Have the proposer learn from a step. path: of all its sampled requests."""
         for proposal in proposals if self._proposer.learns else ():
             members, draft = list(proposal.places), proposal.draft
+            # a proposal may be narrower than the step's widest one, and the rest of its row is
+            # padding
             of_these = Path(
                 path.drafts[members, : draft.depth], path.chosen[members, : draft.depth + 1]
             )
@@ -123,6 +126,7 @@ class HostProposals:
         for row, request, count in unseen:
             start = request.computed - request.unseen
             spans.append(Span(row, start, count))
+            # a position's feature goes with the token behind it
             following += request.tokens[start + 1 : start + 1 + count]
             features.append(torch.cat(request.features)[:count])
         taps = torch.cat(features)

@@ -20,9 +20,9 @@ class Row:
     computed: int = 0
     """Positions with the target's keys."""
     features: list[Tensor] = field(default_factory=list)
-    """[positions, feature_size] each, of the last of them, which the drafter has not seen."""
+    """Features [positions, feature_size] of the last positions, which the drafter has not seen."""
     unseen: int = 0
-    """How many those positions are."""
+    """How many positions the drafter has not seen."""
 
     @classmethod
     def of(cls, begin: Begin) -> "Row":
@@ -35,13 +35,14 @@ class Row:
         return self.settings.k > 0
 
     def keep(self, features: Tensor) -> None:
-        """Keep the features of positions after those."""
+        """Keep the features of further positions."""
         self.features.append(features)
         self.unseen += len(features)
 
     def forget(self, count: int) -> None:
-        """Forget the features of the first `count` of those positions: the drafter saw them."""
+        """Forget the features of the first `count` unseen positions: the drafter saw them."""
         self.unseen -= count
+        # a copy, since a view would hold what is forgotten
         self.features = [torch.cat(self.features)[count:].clone()] if self.unseen else []
 
 
@@ -63,5 +64,5 @@ class RequestRows:
 
     @property
     def span(self) -> Span:
-        """Its positions."""
+        """The positions of the rows."""
         return Span(self.item.row, self.item.start, len(self.known) + self.drafts)

@@ -32,6 +32,7 @@ def choose(
     """
     each = [part.request.settings for part in work]
     if any(part.item.hosted for part in work) or any(own.params.penalized for own in each):
+        # log-probabilities are read later, and are of what the target said
         logits = logits.clone()
         counts = [(part.drafts, part.item.missing) for part in work]
         choices = [Choice(own, *count) for own, count in zip(each, counts, strict=True)]

@@ -69,6 +69,7 @@ class HostWorker:
         parts = [RequestRows.of(item, self._rows[item.row]) for item in step.work]
         try:
             behind = [part for part in parts if self._is_behind(part)]
+            # all but the last position, from which the cycle drafts
             self._catch_up([(p.item.row, p.request, p.request.unseen - 1) for p in behind])
             started = time.perf_counter()
             batch = HostBatch(self._side, step, parts)
