@@ -5,5 +5,5 @@
 - Running it: `rounds` take turns of `runs`; `load` on an engine here, or a `server` (`server_case`,
   `server_metrics`, over `http`; `server_process` starts one).
 - What it says: `measures` (every formula), `verdict`, `advice`, `tables`, `report`, and the
-  `result_file` with its `environment`.
+  `environment` of a result.
 """

@@ -1,16 +1,14 @@
 """Prompts to run: the bundled ones, and the formats that prompt sets come in."""
 
-import gzip
 import itertools
-import json
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from peagle.errors import InputError, lacking, reason
+from peagle.errors import InputError, reason
 from peagle.models.chat_template import render_chat
+from peagle.train.sources import DATASET, Record, read_records
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
 FORMATS = ".jsonl, .jsonl.gz, .parquet or .txt"
@@ -98,82 +96,44 @@ def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
     """
     if limit is not None and limit < 1:
         raise InputError(f"a limit of {limit} prompts leaves nothing to run")
-    path = BUNDLED if source == "bundled" else Path(source)
+    path = str(BUNDLED) if source == "bundled" else source
     prompts = list(itertools.islice(_prompts(path), limit))
     if not prompts:
         raise InputError(f"{source} holds no prompt")
     return prompts
 
 
-def _prompts(path: Path) -> Iterator[Prompt]:
-    if path.suffix == ".parquet":
-        yield from _placed(path, enumerate(_rows(path), start=1), _from_record)
-        return
-    parse = _parser(path)
-    yield from _placed(path, enumerate(_read(path).split(b"\n"), start=1), _line(parse))
-
-
-def _placed(path: Path, items: Iterable[tuple[int, Any]], parse: Any) -> Iterator[Prompt]:
-    """What the numbered items of a file hold; errors name file and number."""
-    for number, item in items:
+def _prompts(path: str) -> Iterator[Prompt]:
+    for place, record in _records(path):
         try:
-            prompt = parse(item, number)
-        except UnicodeDecodeError:
-            raise InputError(f"{path}:{number}: not valid UTF-8") from None
+            prompt = _from_record(record)
         except InputError as error:
-            raise InputError(f"{path}:{number}: {error}") from None
-        if prompt is not None:
-            yield replace(prompt, place=f"{path}:{number}")
+            raise InputError(f"{place}: {error}") from None
+        yield replace(prompt, place=place)
 
 
-def _line(parse: Any) -> Any:
-    """Parses a line of a file, and skips empty ones."""
-
-    def parse_line(raw: bytes, number: int) -> Prompt | None:
-        line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")
-        return parse(line) if line.strip() else None
-
-    return parse_line
-
-
-def _parser(path: Path) -> Any:
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
-        return _from_json
-    if path.suffix == ".txt":
-        return Prompt
+def _records(path: str) -> Iterable[Record]:
+    if path.endswith((".jsonl", ".jsonl.gz")):
+        return read_records([path])
+    if path.endswith(".parquet"):
+        return read_records([DATASET + path])
+    if path.endswith(".txt"):
+        return _lines(path)
     raise InputError(f"{path} is not named like a prompt file; give {FORMATS}, or bundled")
 
 
-def _read(path: Path) -> bytes:
+def _lines(path: str) -> Iterator[Record]:
+    """The lines of a text that are not empty, as records."""
     try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix == ".gz" else data
-    except (OSError, EOFError, zlib.error) as error:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {reason(error)}") from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield f"{path}:{number}", {"prompt": line}
 
 
-def _rows(path: Path) -> list[Any]:
-    """A Parquet file's rows as JSON has them."""
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise InputError(lacking(f"{path} needs pyarrow", "data")) from None
-    try:
-        rows: list[Any] = parquet.read_table(path).to_pylist()
-    except (OSError, ArrowException) as error:
-        raise InputError(f"{path} cannot be read: {reason(error)}") from None
-    return rows
-
-
-def _from_json(line: str) -> Prompt:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON: {error}") from None
-    return _from_record(record)
-
-
-def _from_record(record: Any, _: int = 0) -> Prompt:
+def _from_record(record: Mapping[str, Any]) -> Prompt:
     match record:
         case {"prompt": str(text)}:
             return Prompt(text, stop=_texts("stop", record.get("stop", [])))

@@ -1,5 +1,6 @@
 """A measurement as it runs: rows as they come, and at its end, however it ends, what they say."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ from rich.console import Console
 from peagle.cli.progress import progress_bar
 from peagle.cli.tables import print_table
 from peagle.errors import InputError
-from peagle.files import STDOUT, writing
+from peagle.files import STDOUT, rewritten_file, writing
 
 if TYPE_CHECKING:
     from peagle.bench.case import Case, Load
@@ -42,20 +43,20 @@ class Benchmark:
     caption: str = ""
 
 
-def measure_cases(benchmark: Benchmark, json: Path | None, report: "Report | None") -> None:
+def measure_cases(benchmark: Benchmark, file: Path | None, report: "Report | None") -> None:
     """Measure, print the table, write the result after every run and the report at the end.
 
     What was measured is kept whatever happens then. Raises `InputError` for what failed.
     """
-    from peagle.bench.result_file import result_file
     from peagle.bench.runs import Results
 
     results = Results(benchmark.cases, benchmark.comparable)
     with ExitStack() as files:
         if report is not None:
             files.enter_context(report.directory())
-        write = files.enter_context(result_file(json))
-        kept = Kept(benchmark, results, json, report, write)
+        kept = Kept(benchmark, results, file, report)
+        if file is not None and file != STDOUT:
+            kept.write = files.enter_context(rewritten_file(file))
         try:
             _follow(benchmark, kept)
         finally:
@@ -69,9 +70,10 @@ class Kept:
 
     benchmark: Benchmark
     results: "Results"
-    json: Path | None
+    file: Path | None
     report: "Report | None"
-    write: Callable[[Any], None]
+    write: Callable[[str], None] | None = None
+    """Gives the result file its text."""
     notes: list[str] = field(default_factory=list)
     """What a reader of the figures must know."""
     failures: "list[Failure]" = field(default_factory=list)
@@ -89,20 +91,20 @@ class Kept:
 
         self.results.add(run)
         typer.echo(run_line(run, turn), err=True)
-        if self.json is None or self.unwritten is not None:
+        if self.file is None or self.write is None or self.unwritten is not None:
             return
         try:
-            with writing(self.json, "the table holds what was measured"):
+            with writing(self.file, "the table holds what was measured"):
                 self.write(self.as_json())
         except InputError as error:
             self.unwritten = error
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> str:
         """The result file."""
         from peagle.bench.verdict import doubts
 
         runs = self.results.medians()
-        return {
+        result = {
             "environment": dict(self.benchmark.environment),
             "notes": self.notes,
             "runs": [run.as_json() for run in runs],
@@ -112,13 +114,14 @@ class Kept:
             ],
             "doubts": list(doubts(runs)),
         }
+        return json.dumps(result, indent=1) + "\n"
 
     def show(self) -> None:
         """Print what was measured, if anything was, and write the report."""
         runs = self.results.medians()
         if not runs:
             return
-        console = Console(stderr=self.json == STDOUT, highlight=False)
+        console = Console(stderr=self.file == STDOUT, highlight=False)
         show_runs(console, runs)
         if self.benchmark.caption:
             console.print(self.benchmark.caption)
@@ -127,6 +130,8 @@ class Kept:
                 about = self.benchmark.environment
                 self.report.write(about, runs, self.notes, self.failures)
             console.print(f"The report: {self.report.page}", soft_wrap=True)
+        if self.file == STDOUT:
+            typer.echo(self.as_json(), nl=False)
 
     def complain(self) -> None:
         """Raise `InputError` for what went wrong."""
