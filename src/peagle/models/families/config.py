@@ -1,5 +1,6 @@
 """What a `config.json` says alike in every family, and what none of them may say."""
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ STRETCHING = ("linear", "yarn")
 SLIDING, FULL = "sliding_attention", "full_attention"
 OUTER = ("tie_word_embeddings", "quantization_config")
 """Keys that stand beside a language model's own."""
+SAID = ("hidden_size", "intermediate_size", "num_hidden_layers")
 
 
 @contextmanager
@@ -100,6 +102,16 @@ def _reach(config: RopeConfig, positions: int) -> int:
     if config.kind in STRETCHING:
         return int(config.factor * config.original_max_position)
     return positions
+
+
+def usual(model_type: str) -> Values:
+    """What transformers takes where a configuration says nothing, but for sizes of which every
+    published one says something."""
+    from transformers import CONFIG_MAPPING  # slow to import, and only some families need it
+
+    fields = dataclasses.fields(CONFIG_MAPPING[model_type])
+    given = {field.name: field.default for field in fields if field.name not in SAID}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def with_usual(values: Values, usual: Values) -> Values:

@@ -10,25 +10,16 @@ from peagle.models.families.family import Family
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, NormSpec, SandwichSpec
 
 USUAL: Values = {
-    "vocab_size": 262_208,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
     "sliding_window_pattern": 6,
-    "max_position_embeddings": 131_072,
-    "tie_word_embeddings": True,
-    "hidden_activation": "gelu_pytorch_tanh",
     "rope_theta": 1e6,
     "rope_local_base_freq": 10_000.0,
 }
-"""What transformers takes where a configuration says nothing, as published ones do of much."""
+"""What transformers takes where a configuration says nothing, of keys that it writes no more."""
 
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
-    values = config.with_usual(values, USUAL)
+    values = config.with_usual(values, {**config.usual("gemma3_text"), **USUAL})
     gemma4_text.refuse_other_attention(values)
     if values.get("attn_logit_softcapping"):
         raise InputError("attn_logit_softcapping is not supported; vLLM serves it")

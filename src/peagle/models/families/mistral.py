@@ -15,17 +15,6 @@ from peagle.models.families.config import FULL, SLIDING, Values
 from peagle.models.families.family import Family
 from peagle.models.spec import AttentionSpec, DecoderSpec
 
-USUAL: Values = {"max_position_embeddings": 131_072, "num_key_value_heads": 8}
-"""What transformers takes where a configuration says nothing."""
-WINDOW = 4096
-"""Width where none is given; with null there are no windows."""
-MINISTRAL3_USUAL: Values = {
-    "head_dim": 128,
-    "max_position_embeddings": 262_144,
-    "rms_norm_eps": 1e-5,
-    "sliding_window": None,
-}
-"""The same of Ministral 3."""
 MINISTRAL3_ROPE: Values = {
     "rope_type": "yarn",
     "rope_theta": 1e6,
@@ -35,18 +24,18 @@ MINISTRAL3_ROPE: Values = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-"""The same of its rotation."""
+"""Ministral 3's rotation, where a configuration does not say it."""
 
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
-    values = {**USUAL, **values}
+    values = {**config.usual("mistral"), **values}
     return config.alike(values, _attention(values))
 
 
 def _attention(values: Values) -> AttentionSpec:
     """Every layer's. Raises `InputError` for windows in some layers alone."""
-    width = config.window(values, WINDOW)
+    width = config.window(values, None)
     usual = FULL if width is None else SLIDING
     if any(kind != usual for kind in values.get("layer_types") or ()):
         raise InputError(
@@ -58,8 +47,8 @@ def _attention(values: Values) -> AttentionSpec:
 
 def ministral(values: Values) -> DecoderSpec:
     """Ministral's."""
-    values = {**USUAL, **values}
-    width = config.window(values, WINDOW)
+    values = {**config.usual("ministral"), **values}
+    width = config.window(values, None)
     usual = [FULL if width is None else SLIDING] * config.num_layers(values)
     windows = config.windows(values, values.get("layer_types") or usual, width)
     attention = config.attention(values)
@@ -69,7 +58,12 @@ def ministral(values: Values) -> DecoderSpec:
 def ministral3(values: Values) -> DecoderSpec:
     """Ministral 3's."""
     rope: Values = values.get("rope_scaling") or values.get("rope_parameters") or MINISTRAL3_ROPE
-    values = {**MINISTRAL3_USUAL, **values, "rope_parameters": rope}
+    values = {
+        **config.usual("ministral3"),
+        "sliding_window": None,
+        **values,
+        "rope_parameters": rope,
+    }
     attention, beta = _attention(values), float(rope.get("llama_4_scaling_beta") or 0.0)
     if not 0 <= beta < math.inf:
         raise InputError(f"llama_4_scaling_beta is {beta}; it must be a number from 0 on")

@@ -15,36 +15,19 @@ from peagle.models.families.family import Family
 from peagle.models.spec import DecoderSpec
 from peagle.ops.rope import NOPE
 
-SEED_OSS_USUAL: Values = {
-    "attention_bias": True,
-    "attention_out_bias": False,
-    "head_dim": 128,
-    "max_position_embeddings": 524_288,
-}
-"""What transformers takes where a configuration of Seed-OSS says nothing; and so on."""
-PHI3_USUAL: Values = {
-    "max_position_embeddings": 4096,
-    "original_max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-}
-SMOLLM3_USUAL: Values = {
-    "max_position_embeddings": 32_768,
-    "num_key_value_heads": 4,
-    "tie_word_embeddings": True,
-}
 SMOLLM3_ROPE_THETA = 2e6
 
 
 def seed_oss(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean; and so on."""
-    values = {**SEED_OSS_USUAL, **values}
+    values = {**config.usual("seed_oss"), **values}
     out_bias = bool(values["attention_out_bias"])
     return config.alike(values, replace(config.attention(values), out_bias=out_bias))
 
 
 def phi3(values: Values) -> DecoderSpec:
     """Phi-3's and Phi-4's."""
-    values = {**PHI3_USUAL, **values}
+    values = {**config.usual("phi3"), **values}
     width, attention = config.window(values, None), config.attention(values, partly_rotated=True)
     if width is not None and width < int(values["max_position_embeddings"]):
         attention = replace(attention, window=width)  # else no context outgrows it
@@ -53,7 +36,7 @@ def phi3(values: Values) -> DecoderSpec:
 
 def smollm3(values: Values) -> DecoderSpec:
     """SmolLM3's."""
-    values = {**SMOLLM3_USUAL, **values}
+    values = {**config.usual("smollm3"), **values}
     rotated = _rotated(values)
     width = config.window(values, None) if values.get("use_sliding_window") else None
     usual = [FULL if turns else SLIDING for turns in rotated]

@@ -20,18 +20,8 @@ from peagle.ops.delta_net import DeltaHeads
 
 ROPE_THETA = 10_000_000.0
 LINEAR = "linear_attention"
-USUAL = {
-    "max_position_embeddings": 32_768,
-    "partial_rotary_factor": 0.25,
-    "head_dim": 256,
-    "full_attention_interval": 4,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
-"""Where a configuration does not say them."""
+USUAL = {"partial_rotary_factor": 0.25, "full_attention_interval": 4}
+"""What transformers takes where a configuration says nothing, of keys that it writes no more."""
 GATES = (None, "silu", "swish")
 
 
@@ -42,7 +32,7 @@ def spec(values: Values) -> DecoderSpec:
 
 def of_layers(values: Values, fed: FeedForwardSpec) -> DecoderSpec:
     """The decoder whose layers feed forward so."""
-    values = config.with_usual(values, USUAL)
+    values = config.with_usual(values, {**config.usual("qwen3_5_text"), **USUAL})
     _refuse_unsupported(values)
     attention = config.attention(values, ROPE_THETA, partly_rotated=True)
     mixers: dict[str, AttentionSpec | DeltaHeads] = {
