@@ -116,7 +116,7 @@ def _byte_level(tokenizer: Any, skip_special: bool) -> TokenBytes:
 
 
 def _errors(letters: Mapping[int, str]) -> str:
-    """The name under which `bytes.decode` finds what these bytes are that are no character."""
+    """The name under which `bytes.decode` finds what bytes are that belong to no character."""
     if not letters:
         return "replace"
 
@@ -163,7 +163,7 @@ class ByteDetokenizer:
         return self._decoder.decode(b"", final=True)
 
     def skip(self, token: int) -> None:
-        """Nothing: each token's bytes are its own."""
+        """Do nothing: each token's bytes are its own."""
 
 
 class WindowDetokenizer:
@@ -191,6 +191,7 @@ class WindowDetokenizer:
 
     def _add(self, token: int) -> str:
         self._tokens.append(token)
+        # the newest tokens may be the first bytes of a character
         for held in range(BYTES):
             end = len(self._tokens) - held
             if end <= self._done:
@@ -210,7 +211,10 @@ class WindowDetokenizer:
         self._take(self._decode(self._tokens[self._context :]), len(self._tokens))
 
     def _take(self, text: str, end: int) -> str:
-        """The new text of tokens up to `end`, of `text`, that from the context on."""
+        """The new text of tokens up to `end`. text: theirs from the context on."""
+        # tokens   ... │ context ... │ done ... end │ bytes that are no character yet
+        #              └──── known ──┘              │
+        #              └──────────── text ──────────┘    what `text` has beyond `known` is new
         known = self._decode(self._tokens[self._context : self._done])
         fresh = text[len(known) :]
         # a token without text, such as an end of text, is no context for the next one

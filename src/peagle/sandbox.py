@@ -25,7 +25,7 @@ T = TypeVar("T")
 CPU_SECONDS = 5
 """Seconds of a processor that one piece of work may take."""
 WALL_SECONDS = 60.0
-"""Seconds for it on a machine that has other work."""
+"""Seconds that it may take on a machine that has other work."""
 MEMORY = 2 << 30
 """Bytes of addresses, of which a large stack takes half without using them."""
 STACK = 1 << 30
@@ -35,9 +35,9 @@ SIZING_STACKS = threading.Lock()
 LOOK = 0.1
 """Seconds between two looks at whether anybody still waits."""
 REMEMBERED = 256
-"""Results: an agent sends the same schemas at every turn."""
+"""Results that are kept: an agent sends the same schemas at every turn."""
 NICE = 5
-"""Steps of an engine on a CPU go first."""
+"""How far the process gives way: steps of an engine on a CPU go first."""
 LEFT: contextvars.ContextVar[threading.Event] = contextvars.ContextVar("LEFT")
 """Set once nobody waits any more for what is done in this context."""
 
@@ -67,6 +67,7 @@ class Sandbox:
         process = self._process or self._start()
         self._process = None
         try:
+            # whoever is interrupted here leaves none behind that has half an answer to give
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(json.dumps(asked).encode() + b"\n")
@@ -125,7 +126,7 @@ def on_large_stack(work: Callable[[], T]) -> T:
 
 
 SANDBOX = Sandbox()
-"""This process's own."""
+"""The sandbox of this process."""
 
 
 @functools.lru_cache(REMEMBERED)
@@ -164,6 +165,7 @@ def _serve() -> None:
     for line in sys.stdin:
         module, name, text, seconds = json.loads(line)
         used = resource.getrusage(resource.RUSAGE_SELF)
+        # the limit counts from the process's start, and in whole seconds
         most = int(used.ru_utime + used.ru_stime) + 1 + seconds
         resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
         function = getattr(importlib.import_module(module), name)

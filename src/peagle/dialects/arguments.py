@@ -26,7 +26,7 @@ KEY_END = re.compile(rf"[{SPACE}{{}}\[\],:{QUOTES}]")
 WORD_END = re.compile(rf"[{{}}\[\],{QUOTE_TOKEN}]")
 NEXT_KEY = re.compile(rf",[{SPACE}]*(?:[}}{QUOTES}]|{KEY}{{1,64}}[{SPACE}]*:)")
 BEGUN_KEY = re.compile(rf",[{SPACE}]*(?:{KEY}{{1,64}}[{SPACE}]*)?\Z")
-"""What follows a value of an object, and what may become that with more text."""
+"""What follows an object's value, and what may become so with more text."""
 HEX = "[0-9a-fA-F]"
 HIGH, LOW = rf"\\u[dD][89abAB]{HEX}{{2}}", rf"\\u[dD][c-fC-F]{HEX}{{2}}"
 """Halves of a character."""
@@ -105,15 +105,15 @@ class ArgumentsWriter:
         self._schema = schema
         self._open: list[Bracket] = []
         self._closers = {"}": 0, "]": 0}
-        """How many of each are open."""
+        """How many brackets of each kind are open."""
         self._comma = ""
         """A comma and white space that are left out if nothing follows."""
         self._quote = ""
         """What closes the string that is open."""
         self._string: str | None = None
-        """That string, if it is a key, or is held since another type is wanted."""
+        """The open string, if it is a key, or is held since another type is wanted."""
         self._wanted: ArgumentSchema | None = None
-        """That string's schema; None for a key."""
+        """The open string's schema; None for a key."""
         self._at = self._seen = 0
         """Place in what is held, and how many characters from there have no end among them."""
         self.held = ""
@@ -174,7 +174,7 @@ class ArgumentsWriter:
     def _separate(self, top: Bracket) -> str:
         """What has to stand before a key or a value."""
         colon = ":" * (top.awaits == "colon")
-        if top.awaits == "comma":
+        if top.awaits == "comma":  # the model left it out
             self._comma = ","
             top.go_on()
         comma, self._comma = self._comma, ""
@@ -206,7 +206,7 @@ class ArgumentsWriter:
 
     def _close(self, closer: str) -> str:
         """Close the innermost bracket of a kind, and those within it."""
-        if not self._closers[closer]:
+        if not self._closers[closer]:  # there is nothing to close
             return ""
         written, self._comma = self._comma[1:], ""
         found = ""
@@ -272,12 +272,12 @@ class ArgumentsWriter:
         space = SPACES.match(self.held, max(place, self._at + self._seen))
         assert space is not None
         after = space.end()
-        self._seen = after - self._at
+        self._seen = after - self._at  # not to be searched again
         letter = self.held[after : after + 1]
         if not letter:
             return True if final else None
         if self._wanted is None:
-            return letter in ":,}"
+            return letter in ":,}"  # after a key
         if letter != "," or self._open[-1].closer == "]":
             return letter in ",}]"
         if NEXT_KEY.match(self.held, after):
@@ -288,7 +288,7 @@ class ArgumentsWriter:
         self._quote, string, self._string = "", self._string, None
         if string is None:
             return '"'
-        text = json.loads(f'"{string}"')
+        text = json.loads(f'"{string}"')  # it was made so that JSON reads it
         if self._wanted is not None:
             return _fitted(text, self._wanted) or _dumps(text)
         self._open[-1].key = text
@@ -341,7 +341,7 @@ def _fitted(text: str, schema: ArgumentSchema) -> str | None:
     """A text as JSON of a type that a schema names, other than a string; None if it is of none."""
     types = schema.types
     word = text if "string" in types else text.strip(SPACE)
-    constant = CONSTANTS.get(word.title())
+    constant = CONSTANTS.get(word.title())  # some write TRUE
     if constant is not None and ("null" if constant == "null" else "boolean") in types:
         return constant
     kind = {"{": "object", "[": "array"}.get(word[:1])

@@ -54,9 +54,9 @@ class Reader:
         """Whether the newest call is one too many."""
         self._events: list[Event] = []
         self._told = 0
-        """How many of them `fresh` has returned."""
+        """How many events `fresh` has returned."""
         self.sections: list[Section] = []
-        """What each token belongs to."""
+        """The section that each token belongs to."""
 
     @property
     def stop_string(self) -> str | None:
@@ -101,7 +101,7 @@ class Reader:
         return None
 
     def finish(self, ended: bool) -> None:
-        """Take what was held back.
+        """Read the answer's end: what was held back is said.
 
         ended: whether the model ended the answer, rather than a limit or a stop string.
         """
@@ -144,12 +144,13 @@ class Reader:
     def _read_marker(self, token: int) -> None:
         self._count += 1
         self._flush()
+        # bytes before a marker become no character with those behind it
         self._detokenizer.skip(token)
         self._say(self._parser.marker(self._markers.ids[token]))
         self.sections.append("marker")
 
     def _flush(self) -> None:
-        """Take what text was held back, since it ends here."""
+        """Say the text that was held back, since it ends here."""
         self._say(self._text(self._detokenizer.flush()))
         if self._spelled is not None:
             self._say(self._parser.text(self._spelled.release()))
@@ -158,7 +159,7 @@ class Reader:
         return self._parser.text(text) if self._spelled is None else self._marked(text)
 
     def _marked(self, text: str) -> Iterator[Event]:
-        """What is said by text that may spell markers."""
+        """The events of text that may spell markers."""
         assert self._spelled is not None
         for part, name in self._spelled.feed(text):
             yield from self._parser.text(part)
@@ -172,9 +173,11 @@ class Reader:
             elif self._stops.found is not None:
                 continue  # to the end, which leaves the parser in order
             elif isinstance(event, Content):
+                # the newest token completes the text, so that it decides whether a string counts
                 counts = self._count > self._least
                 self._add(Content(self._stops.feed(event.text, counts)))
             else:
+                # a stop string does not reach across thoughts or calls
                 self._add(Content(self._stops.release()))
                 self._add(event)
 
@@ -184,6 +187,7 @@ class Reader:
                 self._events.append(event)
             return
         if isinstance(event, CallBegin):
+            # what is too much is read all the same: the parser has to know where it ends
             self._surplus = self._calls == self._most_calls
             self._calls += not self._surplus
         of_call = isinstance(event, CallBegin | CallArguments | CallEnd)

@@ -21,7 +21,7 @@ class ReasoningFormat:
     """How a model marks what it thinks."""
 
     name: str
-    """As vLLM's `--reasoning-parser` calls it."""
+    """The format's name, as vLLM's `--reasoning-parser` has it."""
     begin: str
     end: str
     heading: str = ""
@@ -34,11 +34,11 @@ class CallFormat(ABC):
     """How a model writes calls."""
 
     name: ClassVar[str]
-    """As vLLM's `--tool-call-parser` calls it."""
+    """The format's name, as vLLM's `--tool-call-parser` has it."""
     begin: ClassVar[str]
     """What opens a section of calls."""
     end: ClassVar[str] = ""
-    """What closes it; empty where only the answer's end does."""
+    """What closes a section of calls; empty where only the answer's end does."""
     also: ClassVar[str] = ""
     """Text that a call may begin with where the model left out `begin`; empty where none may."""
     inner: ClassVar[tuple[str, ...]] = ()
@@ -94,7 +94,7 @@ class Trimmed:
         return kept
 
     def release(self) -> str:
-        """What was held back as a possible end."""
+        """The text that was held back as a possible end."""
         held, self._held = self._held, ""
         return held
 
@@ -116,6 +116,10 @@ class Sections:
         use: ToolUse | None,
         thinking: bool,
     ) -> None:
+        # begin of thoughts          end of thoughts            begin of calls
+        # ──────────────▶ reasoning ────────▶ marker ──text──▶ content ◀──────────────▶ call
+        #                  │                                             end, or no call
+        #                  └ a marker of calls: rehearsed, until what follows says what it was
         self._reasoning, self._calls, self._use = reasoning, calls, use
         self.section: Section = "reasoning" if thinking else "content"
         self._thoughts = Trimmed("\n", "\n")
@@ -129,7 +133,7 @@ class Sections:
         self._marked = False
         """Whether a marker opened the section of calls."""
         self._begin = ""
-        """That marker, unless it is the call's own text."""
+        """The marker that opened it, unless this is the call's own text."""
         self._read_one = False
         """Whether the section that a marker opened has had a call."""
         self._called = False
@@ -168,13 +172,14 @@ class Sections:
             yield from self.text(name)
 
     def finish(self, ended: bool) -> Iterator[Event]:
-        """What was held back."""
+        """Say what was held back."""
         yield from self._settle(ended)
         call = self._call
         if call is not None and (call.within or self._marked) and (ended or call.over):
             yield from self._close(call, "")
         elif call is not None and not self._marked and not call.within:
             yield from self._answer(call.held)
+        # white space before a call belongs to no section
         rest = self._content.release()
         if rest and not self._called:
             yield Content(rest)
@@ -189,6 +194,7 @@ class Sections:
         elif self._rehearsal is not None:
             yield from self._rehearse(self._rehearsal, name, is_marker=True)
         elif opens and self._use is not None:
+            # some models leave out the end of thoughts, others only think about a call
             answer = Sections(None, self._calls, self._use, thinking=False)
             self._rehearsal = Rehearsal(answer)
             yield from self._rehearse(self._rehearsal, name, is_marker=True)
@@ -274,7 +280,7 @@ class Sections:
             yield from self._unread(call, end)
 
     def _unread(self, call: HeldCalls, end: str) -> Iterator[Event]:
-        """What is no call in a section, as it was written, between its markers."""
+        """Say what is no call in a section as it was written, between the section's markers."""
         log.warning(f"a tool call cannot be read and stays text: {call.held[:200]!r}")
         yield from self._answer(f"{self._begin}{call.held}{end}")
 

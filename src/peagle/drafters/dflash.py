@@ -57,13 +57,13 @@ class BlockConfig(HeadConfig):
     block_size: int
     """Rows of the blocks that it was trained for: the newest token's and K mask tokens'."""
     target_layers: int
-    """How many layers its target has, which its files say, too."""
+    """How many layers the head's target has, which the head's files say, too."""
     embedding_scale: float = 1.0
-    """What embeddings are multiplied by."""
+    """The factor of embeddings."""
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     conv: ConvSpec | None = None
-    """None: DFlash, not DFlash 2."""
+    """The sizes of DFlash 2's convolutions; None: this is DFlash."""
 
     @property
     def kind(self) -> Kind:
@@ -113,7 +113,7 @@ class BlockConv(nn.Module):
         super().__init__()
         self.spec = spec
         self.base = nn.Parameter(torch.empty(2, spec.taps, hidden_size))
-        """For the input and for the output; tap 0 is the row itself."""
+        """Learned weights for the input and for the output; tap 0 is the row itself."""
         self.projection = Linear(hidden_size, 2 * spec.taps * hidden_size // spec.group)
 
     def weights(self, x: Tensor) -> Tensor:
@@ -125,6 +125,8 @@ class BlockConv(nn.Module):
         """x: [rows, hidden_size]; weights: [rows, taps, hidden_size], of one side."""
         total = x * weights[:, 0]
         for tap in range(1, self.spec.taps):
+            # what comes before a block is not its own: a position's features, or another request's
+            # block
             before = x.roll(tap, 0).masked_fill(rows.depths < tap, 0.0)
             total = total + before * weights[:, tap]
         return total
@@ -148,6 +150,8 @@ class BlockLayer(DecoderLayer):
         """
 
         def attended(inputs: Tensor) -> Tensor:
+            # known positions have the same features in every layer: what their rows add up to means
+            # nothing
             return mix(index, self.attention, torch.where(rows.known, context, inputs))
 
         x = x + _around(self.attention_conv, self.input_norm(x), rows, attended)
@@ -168,6 +172,7 @@ class BlockModel(HeadNetwork):
     """A DFlash head with a directory of its own; embeddings and head are mostly the target's."""
 
     config: BlockConfig
+    # the last known position, and the block's first row
     unread = 2
 
     def __init__(self, config: BlockConfig, max_length: int) -> None:
@@ -205,6 +210,7 @@ class BlockModel(HeadNetwork):
             eps=self.hidden_norm.eps,
             before_residual=False,
             mask_token=mask,
+            # rows of the block begin with embeddings where other networks have features
             mask_feature=self.embed.weight[mask] * self.config.embedding_scale,
         )
 
@@ -227,6 +233,7 @@ class BlockModel(HeadNetwork):
         """As `Network`, of known positions alone: their keys and values are all that is read."""
         rotation = rotation_at(self.rotations, positions)
         for index, layer in enumerate(self.blocks):
+            # no row is asked for, so that attention stores keys and values and ends
             layer.attention(features, rotation, index, attend, positions[:0])
         return features
 
@@ -271,6 +278,7 @@ class DFlash(Drafter):
     def propose(self, rows: ProposerRows) -> Draft:
         """As `PEagle`, whose slots stand one position before; every slot's draft is corrected."""
         newest, readout = rows.newest, self.model.readout
+        # the block's first row is the newest token's own, which drafts nothing
         output = rows.run(masks=rows.drafts + 1, first=newest)
         before = None if readout.selector is None else newest
         if not rows.nodes:

@@ -42,7 +42,7 @@ class NetworkConfig(ABC):
 
     @property
     def most_tokens(self) -> int | None:
-        """The largest K that it can draft; None: any."""
+        """The largest K that the network can draft; None: any."""
         return None
 
     @property
@@ -63,18 +63,18 @@ class HeadConfig(NetworkConfig):
 
     @property
     def layer(self) -> LayerSpec:
-        """What every draft layer is but for its window; the first one's attention may read twice
-        the width."""
+        """What every draft layer is, except for its window; the first layer's attention may read
+        twice the width."""
         return self.transformer.layers[0]
 
     @property
     def attention(self) -> AttentionSpec:
-        """Its attention, whose window is the first layer's."""
+        """The attention of a draft layer, with the first layer's window."""
         return self.transformer.attention[0]
 
     @property
     def mlp(self) -> MLPSpec:
-        """Its MLP: no drafter has experts."""
+        """The MLP of a draft layer: no drafter has experts."""
         assert isinstance(self.layer.feed_forward, MLPSpec)
         return self.layer.feed_forward
 
@@ -84,7 +84,7 @@ class HeadConfig(NetworkConfig):
         return self.draft_vocab_size != self.transformer.vocab_size
 
     def new_selector(self) -> Selector | None:
-        """A selector of its sizes, without values; None where it has none."""
+        """A selector of the network's sizes, without values; None where it has none."""
         if self.selector is None:
             return None
         shape = self.transformer
@@ -102,7 +102,7 @@ class Network(nn.Module, ABC):
     rotations: Tensor
     """[positions, 2, width] of `rope_table`."""
     unread = 0
-    """How many of the rows from a request's newest known one on come before those of drafts."""
+    """How many rows, from a request's newest known one on, come before the first that drafts."""
 
     @property
     @abstractmethod
@@ -140,12 +140,14 @@ class Network(nn.Module, ABC):
     ) -> Tensor:
         """`forward` over tokens, features and positions, among which mask slots stand at `slots`
         [requests, masks]."""
+        # a mask slot is a row like any other, where layers are causal
         stream: Tensor = self(*rows, attend)
         return stream
 
     @abstractmethod
     def feedback(self, hidden: Tensor) -> Tensor:
-        """The feature of a draft's row: of the stream [rows, hidden_size] that drafted it."""
+        """The features of drafts' rows, made of the streams [rows, hidden_size] that drafted
+        them."""
 
 
 class HeadNetwork(Network):

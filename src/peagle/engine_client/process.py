@@ -68,9 +68,11 @@ class EngineProcess(EngineClient):
         self._process, descriptor = _start(variables)
         self._channel: Channel[FromEngine] = Channel(descriptor, FromEngine)
         self._waker, self._woken = socket.socketpair()
+        # who wakes must not wait for who sleeps
         self._waker.setblocking(False)
         self._come: deque[FromEngine] = deque()
-        """What was read and is to be taken: a failure not before what came ahead of it."""
+        """Messages that were read and are to be taken: a failure not before what came ahead of
+        it."""
         self._running: set[str] = set()
         self._calling = threading.Lock()
         self._numbers = itertools.count()
@@ -141,6 +143,8 @@ class EngineProcess(EngineClient):
         with self._calling:
             if self.ended:
                 raise EngineDeadError("the engine's process has ended")
+            # noted before it is sent: the answer may come at once, and an end answers all that are
+            # noted
             number = next(self._numbers)
             self._calls[number] = answer
         self._send(messages.Compile(number, form))
@@ -219,6 +223,7 @@ class EngineProcess(EngineClient):
 
     def _wanted(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         """Those of requests that were not aborted meanwhile."""
+        # the process had sent these before it read that their request is aborted
         wanted = [output for output in outputs if output.request_id in self._running]
         for output in wanted:
             if output.finish_reason is not None:
@@ -290,6 +295,7 @@ def _start(variables: Mapping[str, str]) -> tuple["subprocess.Popen[bytes]", int
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
+            # -P: a module in the working directory is not taken for one of ours
             [sys.executable, "-P", "-m", CHILD, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],

@@ -23,7 +23,7 @@ from peagle.server.service import Job, Service
 SILENCE = 15.0
 """Seconds without an event after which proxies may close a stream."""
 WAITING = b": writing\n\n"
-"""A comment, which clients ignore."""
+"""What is sent meanwhile: a comment, which clients ignore."""
 EVENT_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -39,7 +39,7 @@ class Answer(Protocol):
 
     id: str
     waiting: bytes
-    """Sent where nothing was said for long."""
+    """What is sent where nothing was said for long."""
 
     def whole(self, done: Sequence[Completion]) -> Json:
         """The answer as one object."""
@@ -68,6 +68,7 @@ async def deliver(
     """Answer with what the sequences write. Closing `running` ends them, and so does a client that
     leaves a stream."""
     if streamed:
+        # the stream ends the sequences itself: it outlives this call
         return EventStream(_events(answer, job), running.pop_all())
     done = await _collect(job)
     for index, completion in enumerate(done):
@@ -97,6 +98,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | Non
     """The result of `work`, or None when the client left first, which cancels the work."""
     leaving = asyncio.ensure_future(_gone(receive))
     try:
+        # a timeout cancels the work and knows that it did, whoever else may have cancelled it
         async with asyncio.timeout(None) as patience:
             leaving.add_done_callback(partial(_end, patience))
             return await work
@@ -181,6 +183,7 @@ async def _events(answer: Answer, job: Job) -> AsyncIterator[bytes]:
             for index, completion in ended.items():
                 _log_failure(answer, index, completion)
             lost = done[0].failure if len(job.prepared) == 1 and done else None
+            # an error takes the place of a lost answer's end
             told = batch if lost is None else batch[:-1]
             data = b"".join(event for index, chunk in told for event in answer.add(index, chunk))
             if data or time.monotonic() - said > SILENCE:

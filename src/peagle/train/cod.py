@@ -91,7 +91,7 @@ class Elements:
         return self.anchors + self.depths + 1
 
     def padded(self, multiple: int) -> "Elements":
-        """The same, padded to a multiple of `multiple` with elements that no other attends to."""
+        """These elements, padded to a multiple of `multiple` with some that no other attends to."""
         missing = -len(self) % multiple
         anchors = torch.cat((self.anchors, self.anchors[-1:].expand(missing)))
         return Elements(anchors, torch.cat((self.depths, torch.ones(missing, dtype=torch.int64))))
@@ -110,6 +110,12 @@ def sample_chains(
     Every anchor gets one random rank and keeps depth d when the rank is within that depth's share,
     so (a, d) always has (a, d - 1). most: the largest number of anchors; None: any.
     """
+    # one rank for all depths, so that chains have no gaps:
+    #
+    #   rank       0  1  2  3  4  5  6  7
+    #   depth 0    x  x  x  x  x  x  x  x     share 1
+    #   depth 1    x  x  x  x  x  x           share r
+    #   depth 2    x  x  x  x                 share r * r
     reach = reaches(batch)
     startable = (reach > 0).nonzero().flatten()
     rank = torch.randperm(len(startable), generator=generator)
@@ -133,5 +139,6 @@ def reaches(batch: Batch) -> Tensor:
     stops = torch.where(going_on, length, index).flip(0).cummin(0).values.flip(0)
     runs = torch.where(batch.loss_mask, stops - index + 1, 0)
     reach = torch.zeros_like(runs)
+    # depth 0 predicts the token two behind its anchor, in the same document
     reach[:-2] = torch.where(follows[:-1] & follows[1:], runs[2:], 0)
     return reach

@@ -14,7 +14,7 @@ from peagle.transfer import to_device
 BLOCK = 128
 """Number of queries, and of keys, in a block of a FlexAttention mask."""
 Tile = tuple[slice, Tensor, Tensor]
-"""Queries, their keys [keys], and [queries, keys] bool: which of these each sees."""
+"""Queries, their keys [keys], and [queries, keys] bool: which keys each query sees."""
 Blocks = NDArray[np.bool_]
 """[query blocks, key blocks]. In NumPy, whose calls cost a tenth of torch's at this size."""
 KINDS = ("kv", "q", "full_kv", "full_q")
@@ -35,6 +35,11 @@ class Visibility:
     intervals: one of the context's keys, one of the queries' own keys, which follow those.
     """
 
+    #            context keys       own keys
+    # (a, 1)     ■ ■ ■ · · ·        ■ · · ·
+    # (a, 2)     ■ ■ ■ · · ·        ■ ■ · ·
+    # (b, 1)     ■ ■ ■ ■ ■ ·        · · ■ ·
+    # (b, 2)     ■ ■ ■ ■ ■ ·        · · ■ ■
     context: int
     """Number of context keys."""
     first: Tensor
@@ -56,8 +61,7 @@ class Visibility:
         return self.context + (self.queries if self.own else 0)
 
     def tiles(self) -> Iterator[Tile]:
-        """Some queries after another, the keys that any of them sees, and the rule for these: the
-        plain twin of `block_mask`."""
+        """Tiles of queries, with the keys that any of them sees: the plain twin of `block_mask`."""
         for start in range(0, self.queries, BLOCK):
             rows = slice(start, min(start + BLOCK, self.queries))
             first, last = self.first[rows, None], self.last[rows, None]
@@ -116,6 +120,7 @@ def _rule(first: Tensor, last: Tensor, *own: Tensor) -> Any:
 def _by_block(values: Tensor) -> NDArray[np.int64]:
     """[rows] -> [blocks, BLOCK], the last row repeated."""
     found = values.numpy()
+    # a row that comes twice changes neither the least nor the largest of its block
     last = np.repeat(found[-1:], -len(found) % BLOCK)
     return np.concatenate((found, last)).reshape(-1, BLOCK)
 

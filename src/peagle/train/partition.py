@@ -50,7 +50,7 @@ class Pass:
     """[elements, hidden_size]: the residual stream."""
 
     def joined(self, other: "Pass") -> "Pass":
-        """These elements, then the other's."""
+        """The pass of these elements and, behind them, of the other's."""
         one, two = self.elements, other.elements
         anchors = torch.cat((one.anchors, two.anchors))
         depths = torch.cat((one.depths, two.depths))
@@ -95,17 +95,20 @@ class PartitionedPass(ABC, Generic[N]):
         stream, borrowed = first.hidden.detach(), Borrowed.of(shared)
         losses, leaves = [], []
         for rows, elements in self._shares(first.elements):
+            # a leaf, so that a segment's gradient stops here and depth 0 is walked through once, at
+            # the end
             leaves.append(stream[rows].requires_grad_())
             part = Pass(first.elements[rows], leaves[-1])
             if len(elements):
                 part = part.joined(self._segment(elements, borrowed))
             losses.append(loss_of(part))
             losses[-1].backward()
-            losses[-1] = losses[-1].detach()
+            losses[-1] = losses[-1].detach()  # frees the segment
         learnt, gradients = borrowed.gradients(shared)
         of_leaves = [leaf.grad for leaf in leaves if leaf.grad is not None]
         assert len(of_leaves) == len(leaves), "a pass without a gradient"
         of_stream = torch.cat(of_leaves)
+        # depth 0's backward pass takes the most memory
         del leaves, of_leaves
         torch.autograd.backward([first.hidden, *learnt], [of_stream, *gradients])
         return torch.stack(losses).sum()
@@ -122,11 +125,12 @@ class PartitionedPass(ABC, Generic[N]):
 
     @abstractmethod
     def _context(self) -> tuple[Pass, Shared]:
-        """Depth 0 at every token: what of it is in the loss, and what segments read of it."""
+        """Run depth 0 at every token; returns its elements in the loss, and what segments read of
+        it."""
 
     @abstractmethod
     def _segment(self, elements: Elements, shared: Shared) -> Pass:
-        """Run the elements of a segment: those of them that are in the loss."""
+        """Run the elements of a segment; returns those that are in the loss."""
 
 
 class ParallelPass(PartitionedPass[DraftModel]):
@@ -137,6 +141,7 @@ class ParallelPass(PartitionedPass[DraftModel]):
         anchors = self._chains.anchors
         features = model.project(self._features.tapped)
         mask_feature = model.mask_feature()
+        # slot p reads token p + 1; the mask token comes last, and is looked up with them
         tokens = torch.cat((batch.tokens.roll(-1), torch.tensor([model.config.mask_token_id])))
         embeddings = lookup(model.embed.weight, tokens).to(features.dtype)
         positions, places = to_device(self._device, batch.positions, anchors)
@@ -205,6 +210,13 @@ class Reach:
         window: positions of the context that end at an element's own; whatever it is, the element
         sees its own chain up to itself, or if not causal all of it.
         """
+        # what the elements of a tile see, with anchors a to b:
+        #
+        #                 document's start              a       b         own keys
+        #   (a, 1)        ████████ dense ███████│▓▓▓▓▓▓▓▓                 ▓
+        #   (a, 2)        ██████████████████████│▓▓▓▓▓▓▓▓                 ▓▓
+        #   (b, 1)        ██████████████████████│▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓           ▓
+        #                 one call for all of it  the rest, by intervals
         first = batch.starts[elements.anchors]
         if window is None:
             dense = list(_tiles(elements.anchors, first))
@@ -212,6 +224,7 @@ class Reach:
             dense = []
             first = first.maximum(elements.anchors + elements.depths - window + 1)
         for part in dense:
+            # what the dense part has seen must not be seen twice
             first[part.queries].fill_(part.keys.stop)
         end = int(elements.anchors[-1]) + 1
         near = slice(int(first.min()) // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, len(batch)))
@@ -230,6 +243,7 @@ def _tiles(anchors: Tensor, starts: Tensor) -> Iterator[Dense]:
     for tile, anchor, start in zip(tiles, firsts.tolist(), documents.tolist(), strict=True):
         sharing = int(np.searchsorted(starts.numpy(), start, side="right")) - tile
         count = min(sharing, TILE) // DENSE_ROWS * DENSE_ROWS
+        # the tile's first anchor is its lowest: all of the tile sees what comes before
         width = (anchor - start) // DENSE_KEYS * DENSE_KEYS
         if count * width >= DENSE_PAIRS:
             yield Dense(slice(tile, tile + count), slice(start, start + width))
@@ -255,6 +269,8 @@ class SegmentAttend:
             reach = Reach.of(self._elements, self._batch, *seen)
             self._within[seen] = reach, Masked(reach.visibility, self._device)
         reach, masked = self._within[seen]
+        # the first layer's input is the same for all mask slots: one value, and keys that differ by
+        # rotation
         own, folded = (key, value.expand_as(key)), fold(query)
         near = self._shared.rows(layer, reach.near)
         together = (torch.cat(parts) for parts in zip(near, own, strict=True))

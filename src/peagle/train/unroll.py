@@ -30,6 +30,7 @@ class SequentialPass:
         inputs = self._model.project(self._features.tapped)
         reach = reaches(self._batch)
         for depth in range(self._depths):
+            # the last rows read the first tokens: anchors so late are in no loss
             following = tokens.roll(-depth - 1)
             hidden = self._model(following, inputs, positions + depth, attend)
             anchors = (reach > depth).nonzero().flatten()
