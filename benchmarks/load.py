@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from httpx2 import URL
 
 from peagle import LLM, EngineConfig, SamplingParams, SpeculativeConfig
-from peagle.bench.http import Address, HttpSession, ask
+from peagle.bench.http import HttpSession, ask
 from peagle.bench.prompts import load_prompts
 from peagle.bench.server_metrics import samples
 from peagle.bench.server_process import ServerProcess, started
@@ -122,7 +123,7 @@ async def _run(
         while time.monotonic() < end:
             index = draw.randrange(len(jobs))
             events = draw.randint(1, 12) if draw.random() < leave else None
-            await _stream(server.address, jobs[index], wanted[index], events, found)
+            await _stream(server.root, jobs[index], wanted[index], events, found)
 
     await asyncio.gather(*(client() for _ in range(clients)))
     watching.cancel()
@@ -130,14 +131,12 @@ async def _run(
     return found, await _problems(server, found, before)
 
 
-async def _stream(
-    address: Address, job: Job, wanted: str, events: int | None, found: Found
-) -> None:
+async def _stream(root: URL, job: Job, wanted: str, events: int | None, found: Found) -> None:
     """One streamed request; hangs up after `events` events if that is not None."""
     body = {**job, "stream": True, "stream_options": {"include_usage": True}}
     text, usage, left = "", None, False
     try:
-        async with HttpSession(address) as connection:
+        async with HttpSession(root) as connection:
             answer = await connection.ask("POST", "/v1/completions", json.dumps(body).encode())
             async for event in answer.events():
                 usage = event.get("usage")
@@ -166,7 +165,7 @@ async def _stream(
 async def scrape(server: ServerProcess) -> dict[str, float]:
     """Every sample of /metrics without histogram buckets, summed over the labels."""
     found: defaultdict[str, float] = defaultdict(float)
-    _, text = await ask(server.address, "GET", "/metrics")
+    _, text = await ask(server.root, "GET", "/metrics")
     for name, _, value in samples(text.decode()):
         if "_bucket" not in name:
             found[name.removeprefix("vllm:")] += value
@@ -192,7 +191,7 @@ async def _problems(server: ServerProcess, found: Found, before: dict[str, float
             problems.append(f"{name} counted {counted}, but the answers sum to {wanted}")
     if abs(_growth(found)) > 0.02:
         problems.append(f"memory changed by {_growth(found):.1%}")
-    if (await ask(server.address, "GET", "/health"))[0] != 200:
+    if (await ask(server.root, "GET", "/health"))[0] != 200:
         problems.append("the server is not healthy")
     return problems
 

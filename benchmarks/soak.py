@@ -25,8 +25,9 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from httpx2 import URL
 
-from peagle.bench.http import Address, HttpSession, ask
+from peagle.bench.http import HttpSession, ask, server_url
 from peagle.bench.server_metrics import samples
 from peagle.bench.server_process import started
 from peagle.cli.script import run
@@ -88,8 +89,8 @@ def main(
     seconds = 60 * minutes + 3600 * hours
     about = begun("A server under the same mixed requests again and again")
     with written(out, about, UNITS, seconds=seconds, jobs=jobs, clients=CLIENTS) as write:
-        with _server(url) as address:
-            seen = asyncio.run(_soak(address, _jobs(jobs), seconds))
+        with _server(url) as root:
+            seen = asyncio.run(_soak(root, _jobs(jobs), seconds))
         total, problems = judged(seen)
         each = [Row(kind="window", **window) for window in seen.windows]
         rows = [*each, total, *(Row(kind="problem", told=one) for one in problems)]
@@ -99,16 +100,16 @@ def main(
 
 
 @contextmanager
-def _server(url: str | None) -> Iterator[Address]:
+def _server(url: str | None) -> Iterator[URL]:
     if url is not None:
-        yield Address.of(url)
+        yield server_url(url)
         return
     speculation = {"model": str(bundled("peagle")), "num_speculative_tokens": K}
     flags = [str(bundled("target")), "--speculative-config", json.dumps(speculation)]
     flags += ["--dtype", "float32", "--draft-length", "fixed", "--audit", "1"]
     sizes = [word for name, value in SIZES.items() for word in (f"--{name}", str(value))]
     with started([sys.executable, "-m", "peagle", "serve", *flags, *sizes, "--port"]) as server:
-        yield server.address
+        yield server.root
 
 
 def _jobs(count: int) -> list[Job]:
@@ -129,32 +130,32 @@ def _job(kind: str, index: int, draw: random.Random) -> Job:
     return {**job, "prompt": draw.choice(SEEDS) * draw.randint(1, 6), "cut": cut}
 
 
-async def _soak(address: Address, jobs: list[Job], seconds: float) -> Seen:
+async def _soak(root: URL, jobs: list[Job], seconds: float) -> Seen:
     seen, start = Seen(), time.monotonic()
     while not seen.windows or time.monotonic() - start < seconds:
-        before = await _scrape(address)
+        before = await _scrape(root)
         left = iter(jobs)
-        await asyncio.gather(*(_client(address, left, seen) for _ in range(CLIENTS)))
-        await _rest(address)
-        after = await _scrape(address)
+        await asyncio.gather(*(_client(root, left, seen) for _ in range(CLIENTS)))
+        await _rest(root)
+        after = await _scrape(root)
         minute = (time.monotonic() - start) / 60
         seen.windows.append(_window(before, after, minute))
         print(json.dumps(seen.windows[-1]), file=sys.stderr)
     return seen
 
 
-async def _client(address: Address, left: Iterator[Job], seen: Seen) -> None:
+async def _client(root: URL, left: Iterator[Job], seen: Seen) -> None:
     for job in left:
         try:
-            await (_call if "tools" in job else _stream)(address, job, seen)
+            await (_call if "tools" in job else _stream)(root, job, seen)
         except (OSError, EOFError, ValueError, KeyError, IndexError) as error:
             seen.failed.append(repr(error))
 
 
-async def _call(address: Address, job: Job, seen: Seen) -> None:
+async def _call(root: URL, job: Job, seen: Seen) -> None:
     """A call that a grammar forces, whose arguments have to be what it says."""
     seen.calls += 1
-    async with HttpSession(address) as connection:
+    async with HttpSession(root) as connection:
         answer = await connection.ask("POST", "/v1/chat/completions", json.dumps(job).encode())
         text = (await answer.body()).decode()
     try:
@@ -167,11 +168,11 @@ async def _call(address: Address, job: Job, seen: Seen) -> None:
         seen.wrong_calls.append(text[300:700])
 
 
-async def _stream(address: Address, job: Job, seen: Seen) -> None:
+async def _stream(root: URL, job: Job, seen: Seen) -> None:
     """A stream, perhaps one that its client leaves after some events."""
     body = {name: value for name, value in job.items() if name != "cut"} | {"stream": True}
     events = 0
-    async with HttpSession(address) as connection:
+    async with HttpSession(root) as connection:
         answer = await connection.ask("POST", "/v1/completions", json.dumps(body).encode())
         async for event in answer.events():
             if "error" in event:
@@ -181,21 +182,21 @@ async def _stream(address: Address, job: Job, seen: Seen) -> None:
                 return
 
 
-async def _rest(address: Address) -> None:
+async def _rest(root: URL) -> None:
     """Wait until audits have nothing left to do, which their counter tells."""
     end, known = time.monotonic() + REST, -1.0
     while time.monotonic() < end:
-        now = (await _scrape(address)).get("peagle:audited_tokens_total", 0.0)
+        now = (await _scrape(root)).get("peagle:audited_tokens_total", 0.0)
         if now == known:
             return
         known = now
         await asyncio.sleep(4.0)
 
 
-async def _scrape(address: Address) -> dict[str, float]:
+async def _scrape(root: URL) -> dict[str, float]:
     """Every sample, summed over labels; of audits and ends by what they found too."""
     found: dict[str, float] = {}
-    _, text = await ask(address, "GET", "/metrics")
+    _, text = await ask(root, "GET", "/metrics")
     for name, labels, value in samples(text.decode()):
         result = RESULT.search(labels)
         for key in (name, f"{name}/{result[1]}") if result else (name,):

@@ -26,7 +26,7 @@ def test_a_server_is_ready_and_nothing_of_it_is_left(tmp_path: Path):
     with started([sys.executable, "-c", LISTENS], log, ready=listening) as server:
         listening(server.port)
         assert server.url == f"http://127.0.0.1:{server.port}"
-        assert server.address.port == server.port
+        assert server.root.port == server.port
         assert server.start_seconds > 0.0
         members = family([server.pid])
         assert len(members) == 2

@@ -5,9 +5,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 import msgspec
+from httpx2 import URL, InvalidURL
 
 from peagle.errors import InputError
 
@@ -18,40 +18,22 @@ AT_ONCE = 0.1
 ends later was at work."""
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where a server is. Raises `InputError` for what is no URL."""
-
-    host: str
-    port: int
-    tls: bool
-    path: str
-    """The path of its root, without a slash at the end."""
-
-    @property
-    def named(self) -> str:
-        """Host and port, as requests name them."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @classmethod
-    def of(cls, url: str) -> Self:
-        """The server of a URL, which may end with /v1."""
-        try:
-            parts = urlsplit(url)
-            port = parts.port or PORTS[parts.scheme]
-        except (ValueError, KeyError):
-            parts, port = urlsplit(""), 0
-        if not parts.hostname:
-            raise InputError(f"{url} is no server's URL; give one such as http://localhost:8000")
-        root = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, port, parts.scheme == "https", root)
+def server_url(text: str) -> URL:
+    """The root of a server, whose URL may end with /v1. Raises `InputError` for what is no URL."""
+    try:
+        url = URL(text)
+    except InvalidURL:
+        url = URL("")
+    if url.scheme not in PORTS or not url.host:
+        raise InputError(f"{text} is no server's URL; give one such as http://localhost:8000")
+    return url.copy_with(path=url.path.rstrip("/").removesuffix("/v1"))
 
 
 class HttpSession:
     """A connection that is kept open for several requests; use it in an `async with`."""
 
-    def __init__(self, address: Address, headers: Mapping[str, str] | None = None) -> None:
-        self._address, self._headers = address, headers or {}
+    def __init__(self, root: URL, headers: Mapping[str, str] | None = None) -> None:
+        self._root, self._headers = root, headers or {}
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._round_trip = 0.0
@@ -67,9 +49,10 @@ class HttpSession:
     async def open(self) -> None:
         """Connect, if it is not connected. Raises `OSError`."""
         if self._writer is None or self._writer.is_closing():
-            where, began = self._address, time.monotonic()
+            root, began = self._root, time.monotonic()
+            port, tls = root.port or PORTS[root.scheme], root.scheme == "https" or None
             self._reader, self._writer = await asyncio.open_connection(
-                where.host, where.port, limit=LONGEST_LINE, ssl=where.tls or None
+                root.host, port, limit=LONGEST_LINE, ssl=tls
             )
             self._round_trip = time.monotonic() - began
 
@@ -84,12 +67,12 @@ class HttpSession:
     ) -> "Reply":
         """Send a request and read the head of its answer. Raises `OSError` and `EOFError`."""
         headers = {
-            "Host": self._address.named,
+            "Host": self._root.netloc.decode(),
             "Content-Type": content_type,
             "Content-Length": str(len(body)),
             **self._headers,
         }
-        lines = [f"{method} {self._address.path}{path} HTTP/1.1"]
+        lines = [f"{method} {self._root.path.rstrip('/')}{path} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         request = "\r\n".join([*lines, "", ""]).encode() + body
         used, began = self._writer is not None, time.monotonic()
@@ -206,13 +189,13 @@ async def _chunked(reader: asyncio.StreamReader) -> AsyncGenerator[bytes, None]:
 
 
 async def ask(
-    address: Address,
+    root: URL,
     method: str,
     path: str,
     body: bytes = b"",
     content_type: str = "application/json",
 ) -> tuple[int, bytes]:
     """The status and the whole body of an answer, over a connection of its own."""
-    async with HttpSession(address) as connection:
+    async with HttpSession(root) as connection:
         reply = await connection.ask(method, path, body, content_type)
         return reply.status, await reply.body()

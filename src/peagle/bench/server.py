@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from peagle.bench.http import Address, HttpSession, Reply
+from httpx2 import URL
+
+from peagle.bench.http import HttpSession, Reply, server_url
 from peagle.bench.prompts import Prompt
 from peagle.bench.server_metrics import DraftCounts
 from peagle.config import SamplingParams
@@ -65,7 +67,7 @@ class Server:
     """A server, and which fields it takes."""
 
     name: str
-    address: Address
+    root: URL
     model: str
     version: str = ""
     refused: tuple[str, ...] = ()
@@ -76,9 +78,9 @@ class Server:
     @classmethod
     async def find(cls, name: str, url: str, model: str | None) -> Self:
         """Ask a server for its model and version. Raises `InputError` when it does not answer."""
-        address = Address.of(url)
+        root = server_url(url)
         try:
-            async with asyncio.timeout(SILENCE), HttpSession(address, authorized()) as connection:
+            async with asyncio.timeout(SILENCE), HttpSession(root, authorized()) as connection:
                 models = await connection.get("/v1/models")
                 version = await connection.get("/version")
         except (OSError, EOFError, ValueError) as error:
@@ -92,11 +94,11 @@ class Server:
             )
         by = served.get("owned_by", "")
         told = f"{by} {_json(version).get('version', '')}".strip()
-        return cls(name, address, model, told)
+        return cls(name, root, model, told)
 
     def connect(self) -> HttpSession:
         """A new connection."""
-        return HttpSession(self.address, authorized())
+        return HttpSession(self.root, authorized())
 
     async def draft_counts(self) -> DraftCounts | None:
         """What it has drafted so far; None where it does not tell."""

@@ -14,7 +14,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from peagle.bench.http import Address
+from httpx2 import URL
+
+from peagle.bench.http import server_url
 from peagle.errors import InputError
 
 HOST = "127.0.0.1"
@@ -38,9 +40,9 @@ class ServerProcess:
         return f"http://{HOST}:{self.port}"
 
     @property
-    def address(self) -> Address:
+    def root(self) -> URL:
         """The same, for a client."""
-        return Address.of(self.url)
+        return server_url(self.url)
 
 
 def healthy(port: int) -> None:
