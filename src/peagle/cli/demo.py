@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -126,8 +127,9 @@ def _median_runs(workload: "PromptWorkload") -> "list[Run]":
     results = Results(cases, comparable=True)
     prompts = len(workload.sets["bundled"])
     start = time.perf_counter()
-    with progress_bar("measuring", ROUNDS * len(cases) * prompts) as advance:
-        for done in take_turns(open_cases(workload, cases), ROUNDS, advance):
+    total, console = ROUNDS * len(cases) * prompts, Console(stderr=True)
+    with progress_bar(console, "measuring", total, transient=True) as update:
+        for done in take_turns(open_cases(workload, cases), ROUNDS, partial(update, advance=1)):
             if not isinstance(done, Run):
                 raise InputError(done.reason)
             before = results.rounds

@@ -149,8 +149,9 @@ def _follow(benchmark: Benchmark, kept: Kept) -> None:
     from peagle.bench.runs import Failure
 
     turns: dict[Case, int] = {}
-    with progress_bar("requests", benchmark.requests * benchmark.rounds) as advance:
-        for done in benchmark.start(benchmark.rounds, advance, kept.note):
+    total, console = benchmark.requests * benchmark.rounds, Console(stderr=True)
+    with progress_bar(console, "requests", total, transient=True) as update:
+        for done in benchmark.start(benchmark.rounds, partial(update, advance=1), kept.note):
             if isinstance(done, Failure):
                 kept.failures.append(done)
             else:

@@ -27,7 +27,7 @@ from peagle.cli.options import (
     Threads,
     use_threads,
 )
-from peagle.cli.progress import run_bar
+from peagle.cli.progress import progress_bar
 from peagle.config import ChatConfig, EngineConfig, SamplingParams
 from peagle.configuration import PositiveInt, parse_json_option
 from peagle.errors import InputError
@@ -287,7 +287,7 @@ def _write_questions(
     llm = engine()
     questioner = Questioner(llm, seed, variables)
     console = Console(stderr=True)
-    with run_bar(console, "questions", wanted, file.count, transient=True) as update:
+    with progress_bar(console, "questions", wanted, file.count, transient=True) as update:
         told = functools.partial(update, advance=1, description="")
         asyncio.run(
             write_questions(questioner.ask, file, wanted, llm.llm.engine.max_num_seqs, told)
@@ -333,7 +333,7 @@ def _ask_endpoint(run: "Run", work: Answering) -> None:
 def _progress(tally: Tally, total: int) -> "Iterator[Callable[[int, Extent], None]]":
     """A bar on stderr; call the value with each outcome and its place in the run."""
     console = Console(stderr=True)
-    with run_bar(console, "conversations", total, tally.before, transient=True) as update:
+    with progress_bar(console, "conversations", total, tally.before, transient=True) as update:
         tally.start()
 
         def show(place: int, outcome: "Extent") -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from peagle.cli.groups import Flags
 from peagle.cli.interrupts import INTERRUPTED
-from peagle.cli.progress import run_bar
+from peagle.cli.progress import progress_bar
 from peagle.cli.trackers import Tracking, need
 from peagle.errors import InputError
 
@@ -191,7 +191,7 @@ def _both(one: "Watch", other: "Watch") -> "Watch":
 def showing_reports(console: Console, steps: int, start: int) -> "Iterator[Watch]":
     """A bar, and a line for each evaluation; call the value with each report."""
     length = "-"
-    with run_bar(console, "steps", steps, start, speed_estimate_period=LONG) as update:
+    with progress_bar(console, "steps", steps, start, speed_estimate_period=LONG) as update:
 
         def show(report: "Telemetry") -> None:
             nonlocal length
