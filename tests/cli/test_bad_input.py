@@ -75,12 +75,15 @@ def refused(peagle):
         (["--prompt", "x", "--temperature", "nan"], "peagle: --temperature: "),
         (["--prompt", "x", "--stop", ""], "peagle: --stop: String should"),
         (["--prompt", "x", "--logprobs", "5"], "--logprobs needs --json"),
-        (["--prompt", "x", "--threads", "0"], "--threads 0"),
+        (["--prompt", "x", "--threads", "0"], "--threads"),
         (["--prompt", "x", "--logit-bias", "{{"], "--logit-bias is not JSON"),
         (["--prompt", "x", "--device", "abacus"], "device abacus"),
         (["--prompt", "x", "--dtype", "float8"], "--dtype"),
         (["--prompt", "x", "--k", "3"], "--k needs --drafter"),
-        (["--prompt", "x", "--drafter", "{pair.peagle}", "--k", "0"], "--k 0: give at least 1"),
+        (
+            ["--prompt", "x", "--drafter", "{pair.peagle}", "--k", "0"],
+            "--k: Input should",
+        ),
         (["--prompt", "x", "--speculative-config", "{{"], "speculative config is not JSON"),
         (["--prompt", "x", "--speculative-config", "[]"], "must be a JSON object"),
         (

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from peagle.cli.groups import group
 from peagle.cli.loading import read_speculation
-from peagle.cli.options import BOTH_FORMS, SpeculativeJSON, one_of
+from peagle.cli.options import NamedDrafter, SpeculativeJSON, one_of
 from peagle.cli.tables import print_table
 from peagle.errors import InputError
 from peagle.speculative_config import SpeculativeConfig
@@ -40,15 +40,12 @@ def _speculation(
     speculative_config: SpeculativeJSON = None,
 ) -> SpeculativeConfig:
     given = one_of(drafter, drafter_flag, "drafter")
-    if k is not None and k < 1:
-        raise InputError(f"--k {k}: give at least 1")
-    if speculative_config is None:
-        if given is None:
-            raise InputError("no drafter: give its directory or hub id")
-        return SpeculativeConfig(model=given, num_speculative_tokens=k)
-    if (given, k) != (None, None):
-        raise InputError(BOTH_FORMS)
-    return read_speculation(speculative_config)
+    drafting = NamedDrafter(drafter=given, k=k, speculative_config=speculative_config)
+    if drafting.speculative_config is not None:
+        return read_speculation(drafting.speculative_config)
+    if given is None:
+        raise InputError("no drafter: give its directory or hub id")
+    return SpeculativeConfig(model=given, num_speculative_tokens=k)
 
 
 Checked = Annotated[SpeculativeConfig, group(_speculation)]

@@ -27,8 +27,6 @@ def choose_speculation(target: str | None, drafting: NamedDrafter) -> Speculativ
     if drafting.speculative_config is not None:
         return read_speculation(drafting.speculative_config)
     drafter, k = drafting.drafter, drafting.k
-    if k is not None and k < 1:
-        raise InputError(f"--k {k}: give at least 1; a target without --drafter does not speculate")
     if drafter is None and target:
         if k is not None:
             raise InputError("--k needs --drafter, since the target is not the bundled one")

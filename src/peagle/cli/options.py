@@ -8,6 +8,7 @@ from pydantic import model_validator
 
 from peagle.cli.groups import Flags, Help, fields, group
 from peagle.config import EngineConfig
+from peagle.configuration import PositiveInt
 from peagle.errors import InputError
 
 SAMPLING: dict[str, Help] = {
@@ -64,7 +65,7 @@ SpeculativeJSON = Annotated[
 Hardware = Annotated[dict[str, Any], fields(EngineConfig, HARDWARE)]
 Threads = Annotated[
     int | None,
-    typer.Option(help="CPU threads.", show_default="OMP_NUM_THREADS, or 7 of every 8 cores"),
+    typer.Option(min=1, help="CPU threads.", show_default="OMP_NUM_THREADS, or 7 of every 8 cores"),
 ]
 CORES_PER_SPARE = 8
 """One core in this many is left to others. All threads wait for the slowest one: with a thread on
@@ -99,7 +100,7 @@ class NamedDrafter(Flags):
 
     drafter: str | None = None
     """Drafter: directory or hub id. Default: only the bundled target has one"""
-    k: int | None = None
+    k: PositiveInt | None = None
     """Tokens to draft per cycle. Default: as trained"""
     speculative_config: str | None = None
     """vLLM's JSON, in place of --drafter and --k."""
@@ -118,8 +119,6 @@ def use_threads(threads: int | None) -> None:
     """
     import torch
 
-    if threads is not None and threads < 1:
-        raise InputError(f"--threads {threads}: give at least 1")
     if threads is None:
         threads = torch.get_num_threads()
         if "OMP_NUM_THREADS" not in os.environ:
