@@ -43,11 +43,6 @@ class Exchange:
 class Workload(Protocol):
     """What all cases of a benchmark share."""
 
-    @property
-    def comparable(self) -> bool:
-        """Whether all cases have the same prompts, and should have the same outputs."""
-        ...
-
     def load(self, setups: Iterable[Setup]) -> None:
         """Load the weights that engines of these setups share. Raises `InputError`."""
         ...

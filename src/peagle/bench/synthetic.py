@@ -8,7 +8,7 @@ from typing import Any
 
 from peagle.bench.case import Case, Setup
 from peagle.bench.load import Exchange
-from peagle.bench.random_weights import random_target
+from peagle.bench.random_weights import Weights, random_target
 from peagle.bench.shapes import (
     DRAFT_LAYERS,
     random_prompts,
@@ -21,11 +21,11 @@ from peagle.config import EngineConfig, SamplingParams
 from peagle.device import free_memory, gib, resolve_device, resolve_dtype
 from peagle.drafters.selector import SelectorConfig
 from peagle.engine.engine import Engine
+from peagle.engine_client.source import computing, load_target
 from peagle.errors import InputError
 from peagle.llm import LLM
 from peagle.models.decoder import Decoder
 from peagle.models.families import read_spec
-from peagle.models.loading import load_decoder
 from peagle.set_acceptance import SetAcceptance
 
 CONTEXT = 4096
@@ -102,12 +102,9 @@ class SyntheticWorkload:
     """A directory from which the target is read; None: it is made."""
     selector: SelectorConfig | None = None
     """The selector of a P-EAGLE drafter."""
-    comparable: bool = False
 
     def __post_init__(self) -> None:
-        shape = shape_of(self.shape)
-        shape.weights.routed(self.routing)  # an unknown one is refused
-        context = shape.target.max_length
+        context, _ = shape_of(self.shape).target.max_length, self._weights
         if min(self.prompt_tokens, self.max_tokens) < 1:
             raise InputError("give at least one prompt token and one output token")
         if self.prompt_tokens + self.max_tokens > context:
@@ -127,10 +124,6 @@ class SyntheticWorkload:
             raise InputError("--routing is made in a --checkpoint; give one of them")
         if read_spec(directory) != shape_of(self.shape).target:
             raise InputError(f"--checkpoint {directory} is not in the shape of {self.shape}")
-
-    def require_room(self, methods: Iterable[str]) -> None:
-        """Raise `InputError` unless the weights of every method fit the memory."""
-        require_room(self.shape, methods, self.engine.dtype, self.engine.device)
 
     @property
     def caption(self) -> str:
@@ -168,17 +161,11 @@ class SyntheticWorkload:
 
     @cached_property
     def _target(self) -> Decoder:
-        device, shape = resolve_device(self.engine.device), shape_of(self.shape)
-        dtype = resolve_dtype(self.engine.dtype, device)
         if self.checkpoint is not None:
-            decoder = load_decoder(self.checkpoint, dtype, device)
-        else:
-            decoder = random_target(shape.target, device, dtype, shape.weights.routed(self.routing))
-        decoder.set_arithmetic(
-            quantize_activations=self.engine.quantize_activations,
-            batch_invariant=self.engine.batch_invariant,
-        )
-        return decoder
+            return load_target(self.checkpoint, self.engine)
+        device, spec = resolve_device(self.engine.device), shape_of(self.shape).target
+        dtype = resolve_dtype(self.engine.dtype, device)
+        return computing(random_target(spec, device, dtype, self._weights), self.engine)
 
     def requests(self, case: Case, tokenizer: Any) -> list[Exchange]:
         """One for each in flight: greedy, and never ending early."""
@@ -192,18 +179,20 @@ class SyntheticWorkload:
         return "a prompt"
 
     def describe(self) -> dict[str, Any]:
-        """The result file's part of this."""
+        """The result file's part of this; of a checkpoint's weights only its maker knows more."""
+        about: dict[str, Any] = {"routing": self._weights.routing}
+        if self.checkpoint is not None:
+            about = {"checkpoint": self.checkpoint.name}
         return {
             "synthetic": self.caption,
             "shape": self.shape,
             "acceptance_length": self.acceptance_length,
-            **self._described(),
+            **about,
             "prompt_tokens": self.prompt_tokens,
             "max_tokens": self.max_tokens,
         }
 
-    def _described(self) -> dict[str, Any]:
-        """What the target's weights are like: only its maker knows that of a checkpoint."""
-        if self.checkpoint is not None:
-            return {"checkpoint": self.checkpoint.name}
-        return {"routing": shape_of(self.shape).weights.routed(self.routing).routing}
+    @property
+    def _weights(self) -> Weights:
+        """What the target's are like. Raises `InputError` for an unknown routing."""
+        return shape_of(self.shape).weights.routed(self.routing)

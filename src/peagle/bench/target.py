@@ -1,16 +1,15 @@
 """A target's weights, loaded once for all engines that verify with them."""
 
 from peagle.config import EngineConfig
-from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.methods import load_network, proposer_for
 from peagle.drafters.network import Network
 from peagle.drafters.proposer import Needs, Proposer
 from peagle.engine.capacity import cache_shape
 from peagle.engine.engine import Engine
+from peagle.engine_client.source import load_target
 from peagle.llm import LLM
 from peagle.models.decoder import Decoder
 from peagle.models.generation_config import end_tokens
-from peagle.models.loading import load_decoder
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
 from peagle.speculative_config import TREE_NODES, SpeculativeConfig
@@ -25,18 +24,11 @@ class SharedTarget:
     """A target in memory. Raises `InputError` when its directory is unusable or memory runs out."""
 
     def __init__(self, target: str, config: EngineConfig) -> None:
-        directory = model_directory(target)
-        device = resolve_device(config.device)
-        dtype = resolve_dtype(config.dtype, device)
-        self._decoder = load_decoder(directory, dtype, device, lora=config.lora)
-        self._decoder.set_arithmetic(
-            quantize_activations=config.quantize_activations,
-            batch_invariant=config.batch_invariant,
-        )
-        self.tokenizer = load_tokenizer(directory)
-        self._directory = directory
+        self._directory = model_directory(target)
+        self._decoder = load_target(self._directory, config)
+        self.tokenizer = load_tokenizer(self._directory)
         self._networks: dict[tuple[object, ...], Network] = {}
-        self._ends = end_tokens(directory, self.tokenizer.eos_token_id)
+        self._ends = end_tokens(self._directory, self.tokenizer.eos_token_id)
 
     def network(self, speculation: SpeculativeConfig) -> Network:
         """A network's weights, loaded once too."""

@@ -74,12 +74,10 @@ def judge(runs: Sequence[Run]) -> Ranking | None:
 def ranked(runs: Sequence[Run]) -> list[Run]:
     """Median runs under one load, the fastest first: by the speed-ups that are told of them.
 
-    Where there are none, or over different peers: by their shares of the rounds' mean speeds.
+    Where there are none, or over different peers: by those over the first run.
     """
-    gains = [] if runs[0].case.engine else [speed_up(run, runs) for run in runs]
-    told = [gain.median for gain in gains if gain is not None]
-    speeds = told if len(told) == len(runs) else _relative_speeds(runs)
-    return [runs[index] for index in sorted(range(len(runs)), key=lambda place: -speeds[place])]
+    common = None if runs[0].case.engine else reference(runs[0], runs)
+    return sorted(runs, key=lambda run: compare(run, common or runs[0]).median, reverse=True)
 
 
 def by_load(runs: Sequence[Run]) -> dict[Load, list[Run]]:
@@ -179,13 +177,6 @@ def _impossible(run: Run, runs: Sequence[Run]) -> str | None:
         f"a speed-up of {gain:.2f} cannot be: a cycle of {what} emits {length:.2f} tokens and "
         "takes longer than one token does without it"
     )
-
-
-def _relative_speeds(runs: Sequence[Run]) -> list[float]:
-    """Each case's median over rounds of its speed, as a multiple of the round's mean speed."""
-    turns = [_turns(run) for run in runs]
-    means = [statistics.fmean(speeds) for speeds in zip(*turns, strict=False)]
-    return [statistics.median(map(operator.truediv, speeds, means)) for speeds in turns]
 
 
 def spread(run: Run) -> float:

@@ -28,7 +28,6 @@ class PromptWorkload:
     """The settings of every request; temperature and K are its case's, stop texts its prompt's."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """How the engines compute; their sizes follow from the cases."""
-    comparable: bool = True
 
     def requests(self, case: Case, tokenizer: Any) -> list[Exchange]:
         """All prompts of the case's data set."""

@@ -160,8 +160,8 @@ def _of_shape(
         partial(run_engines, workload, cases),
         environment.machine() | environment.computed_by(engine) | workload.describe(),
         sum(case.concurrency for case in cases),
-        workload.comparable,
-        workload.caption,
+        comparable=False,
+        caption=workload.caption,
     )
 
 

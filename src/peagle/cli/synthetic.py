@@ -61,7 +61,7 @@ class Synthetic(Flags):
         self, cases: "Sequence[Case]", params: SamplingParams, engine: EngineConfig
     ) -> "SyntheticWorkload":
         """What all cases share. Raises `InputError` for a size that does not fit the memory."""
-        from peagle.bench.synthetic import SyntheticWorkload
+        from peagle.bench.synthetic import SyntheticWorkload, require_room
 
         acceptance = self._acceptance(cases)
         if any(case.temperature for case in cases):
@@ -75,7 +75,8 @@ class Synthetic(Flags):
             self.routing,
             self.checkpoint,
         )
-        workload.require_room({case.method for case in cases})
+        methods = {case.method for case in cases}
+        require_room(workload.shape, methods, engine.dtype, engine.device)
         return workload
 
     def _acceptance(self, cases: "Sequence[Case]") -> float:

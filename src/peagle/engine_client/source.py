@@ -12,6 +12,7 @@ from peagle.drafters.methods import load_network, proposer_for
 from peagle.engine.engine import Engine
 from peagle.engine_client.constraints import Constraints
 from peagle.engine_client.local import LocalEngine
+from peagle.models.decoder import Decoder
 from peagle.models.generation_config import end_tokens
 from peagle.models.kv_scales import asks_for_fp8
 from peagle.models.loading import load_decoder
@@ -30,23 +31,17 @@ class EngineSource(Config):
     def load(self, tokenizer: Any) -> LocalEngine:
         """Load it. Raises `InputError` when a directory is unusable, the pair does not fit or
         memory runs out."""
-        device = resolve_device(self.config.device)
-        dtype = resolve_dtype(self.config.dtype, device)
         directory = Path(self.target)
-        longest, lora = self.config.max_model_len, self.config.lora
-        decoder = load_decoder(directory, dtype, device, longest, lora)
+        decoder = load_target(directory, self.config)
+        like = decoder.embed.weight
         if self.config.kv_cache_dtype == "auto" and asks_for_fp8(directory):
             warnings.warn(
-                f"{directory}: its files ask for keys and values in FP8; they keep {dtype} unless "
-                "kv_cache_dtype is fp8 (--kv-cache-dtype fp8)",
+                f"{directory}: its files ask for keys and values in FP8; they keep {like.dtype} "
+                "unless kv_cache_dtype is fp8 (--kv-cache-dtype fp8)",
                 stacklevel=2,
             )
-        decoder.set_arithmetic(
-            quantize_activations=self.config.quantize_activations,
-            batch_invariant=self.config.batch_invariant,
-        )
         load = partial(load_network, directory=directory, target=decoder)
-        proposer, k = proposer_for(self.speculation, load, device, decoder.spec.vocab_size)
+        proposer, k = proposer_for(self.speculation, load, like.device, decoder.spec.vocab_size)
         nodes, acceptance = None, None
         if self.speculation is not None:
             nodes = self.speculation.num_tree_nodes
@@ -55,6 +50,22 @@ class EngineSource(Config):
         ends = end_tokens(directory, tokenizer.eos_token_id)
         core = Engine(decoder, proposer, k, self.config, ends, nodes, acceptance)
         return local_engine(core, tokenizer)
+
+
+def load_target(directory: Path, config: EngineConfig) -> Decoder:
+    """A target as an engine of this configuration computes with it. Raises `InputError`."""
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    decoder = load_decoder(directory, dtype, device, config.max_model_len, config.lora)
+    return computing(decoder, config)
+
+
+def computing(decoder: Decoder, config: EngineConfig) -> Decoder:
+    """The decoder, which computes from now on as a configuration says."""
+    decoder.set_arithmetic(
+        quantize_activations=config.quantize_activations, batch_invariant=config.batch_invariant
+    )
+    return decoder
 
 
 def local_engine(core: Engine, tokenizer: Any) -> LocalEngine:
