@@ -302,7 +302,7 @@ class Rehearsal:
         return bool(self.events) and not self.has_call
 
     def add(self, text: str, is_marker: bool) -> None:
-        """Read on."""
+        """Read more thoughts."""
         self.text += text
         self._take(self._answer.marker(text) if is_marker else self._answer.text(text))
 
@@ -324,7 +324,7 @@ class Heading:
         self._over = not heading
 
     def feed(self, text: str) -> str:
-        """The text after the beginning; all of it, where that is another."""
+        """The text after the beginning; the whole text, where it begins otherwise."""
         if self._over:
             return text
         self._seen += text

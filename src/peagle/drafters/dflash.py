@@ -45,7 +45,7 @@ class ConvSpec:
     """Sizes of DFlash 2's convolutions over the rows of a block."""
 
     taps: int
-    """Rows that one mixes, its own included."""
+    """Rows that are mixed into one, its own included."""
     group: int
     """Channels that share what the row adds to their weights."""
 

@@ -184,7 +184,7 @@ class Scheduler:
         for request in reversed(list(self.running)):  # each goes before its equals
             self._evict(request)
         self._launched.clear()
-        self.groups.forget_states()
+        self.groups.forget_states()  # a lost step may have left some unwritten
         self._caught_up.clear()
         self._held.rows.news()
 

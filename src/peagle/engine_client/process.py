@@ -92,7 +92,7 @@ class EngineProcess(EngineClient):
         self._stats = ready.stats
         super().__init__(ready.facts)
         self._heard, self._age = time.monotonic(), 0.0
-        """When it was heard last, and how old its step was."""
+        """When the process was heard last, and how old its step was then."""
         if not math.isinf(limit := self.facts.step_timeout):
             self._channel.limit_sends(limit + SPARE)
 
@@ -123,7 +123,7 @@ class EngineProcess(EngineClient):
 
     @property
     def takes(self) -> bool:
-        """Whether it responds, and what is sent would not wait for it."""
+        """Whether the process responds, and what is sent would go out at once."""
         return self.responds and not self._channel.is_full
 
     def fileno(self) -> int:
@@ -131,7 +131,7 @@ class EngineProcess(EngineClient):
         return self._selector.fileno()
 
     def watch(self, give_up: Callable[[], object]) -> None:
-        """Nothing: the process watches itself, and `step` whether it is heard."""
+        """Do nothing: the process watches itself, and `step` watches whether it is heard."""
 
     def compile(self, form: Form) -> None:
         if form.grammar is not None:  # rules for single tokens cannot be wrong
@@ -222,7 +222,7 @@ class EngineProcess(EngineClient):
         return []
 
     def _wanted(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """Those of requests that were not aborted meanwhile."""
+        """The outputs of requests that were not aborted meanwhile."""
         # the process had sent these before it read that their request is aborted
         wanted = [output for output in outputs if output.request_id in self._running]
         for output in wanted:
@@ -271,7 +271,7 @@ class EngineProcess(EngineClient):
         return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
     def _wait(self) -> int | None:
-        """The exit code; None if it does not end in time."""
+        """The exit code; None if the process does not end in time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(GRACE)
         return None

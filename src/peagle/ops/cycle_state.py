@@ -189,8 +189,8 @@ def _placed(
 def commit(state: CycleState, requests: Tensor, path: Path, features: Tensor | None) -> None:
     """Make each request's accepted drafts, and the target's token after them, its state.
 
-    Where a cycle without drafts has features, the drafter still has to see those before, but of
-    requests that accept none.
+    Where a cycle without drafts has features, the drafter still has to see those of earlier cycles,
+    except of requests that accept no drafts.
 
     path: K drafts or fewer; features: [requests * (depth + 1), hidden_size] of its rows, projected,
     None without a drafter.

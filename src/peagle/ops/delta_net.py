@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from peagle.ops.triton import in_kernels
 
 LENGTH_EPS = 1e-6
-"""What is added to the squared length of queries and keys before they are made one long."""
+"""The number added to the squared length of queries and keys before they get length one."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class DeltaState:
     state: Tensor
     """[table rows, value heads, key_dim, value_dim] float32, behind the last sure row."""
     kept: Tensor
-    """[table rows, window + most drafts, inputs]: of the rows up to that one, then of drafts."""
+    """[table rows, window + most drafts, inputs]: inputs of the last sure rows, then of drafts."""
 
     @classmethod
     def empty(

@@ -57,7 +57,7 @@ class Chains:
         return Chains((self.lengths > 0) * (rows + 1))
 
     def padded(self, length: int) -> "Chains":
-        """The same for a batch padded to `length` tokens; no element is in the padding."""
+        """These chains in a batch padded to `length` tokens; no element is in the padding."""
         return Chains(torch.cat((self.lengths, self.lengths.new_zeros(length - len(self.lengths)))))
 
     def loss_weight(self, decay: float) -> float:

@@ -22,7 +22,8 @@ class SummedProduct:
     """[outputs, inputs] float32: what gradients are added to."""
 
     def __post_init__(self) -> None:
-        """Its sizes are the weight's, so nothing compiled has to ask for them."""
+        """Fix the sum's sizes, which are the weight's: nothing compiled then has to ask for
+        them."""
         torch._dynamo.mark_static(self.total)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class UnrollAttend(DocumentAttend):
 
 
 def _chain(query: Tensor, kept: list[tuple[Tensor, Tensor]]) -> Weighed:
-    """Attention of each row to the keys of its own chain, which are those of the same row."""
+    """Attention of each row to its own chain: the keys that the same row had at lower depths."""
     keys, values = (torch.stack(parts, dim=2) for parts in zip(*kept, strict=True))
     rows, heads, head_dim = query.shape
     grouped = query.view(rows, keys.shape[1], -1, head_dim)

@@ -27,7 +27,7 @@ MOST_TREE_COST = 1.15
 TREE_CONTEXT = 4096
 """Positions of a long context, in which trees must cost as little."""
 TREE_TRIALS = 3
-"""How often they are timed before they are held to take longer: times may be disturbed."""
+"""How often trees are timed before they count as too slow: other programs may disturb a timing."""
 TOKEN_STRIDE = 7919
 """The distance between tokens of idle rows; a prime."""
 
@@ -61,7 +61,7 @@ class CycleGraphs:
         }
         self._filled: dict[int, list[int]] = {}
         self._captured: dict[tuple[str, int, int, int], Callable[[], Any]] = {}
-        """By part of the cycle, size, drafts and nodes."""
+        """The captured graphs, by part of the cycle, size, drafts and nodes."""
         self.pool: Any = None
         """Memory that all graphs share, since they run one after another."""
 

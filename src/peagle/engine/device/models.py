@@ -34,11 +34,11 @@ class PromptRows:
     tokens: Tensor
     """[rows]"""
     following: Tensor
-    """[rows] the tokens after them; any token where a prompt ends."""
+    """[rows] the token after each; any token where a prompt ends."""
     ends: Tensor
     """[ends] rows that give their requests the next token."""
     recurrent: DeltaRows | None
-    """The same rows for layers that are recurrences; None where there are none."""
+    """The same rows for recurrent layers; None where no layer is a recurrence."""
     scored: Tensor | None = None
     """[scored] rows whose following token is scored; None: no row's."""
 

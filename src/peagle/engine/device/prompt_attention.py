@@ -151,7 +151,7 @@ class _Group:
     """Chunks of one length from position 0."""
 
     first: int
-    """Their first row in the layout."""
+    """The chunks' first row in the layout."""
     rows: int
     """Rows of each chunk, padding included."""
     members: int

@@ -126,6 +126,7 @@ class HostBatch:
         if places:
             # drafts are on the device already, and are not read back for this
             inputs[torch.tensor(places, device=device)] = self._flat(draft)
+        # without prompt chunks in between no row has to be gathered
         if len(sampled) == len(tokens):
             return inputs, None
         return inputs, torch.tensor(sampled, dtype=torch.int64, device=device)

@@ -41,8 +41,10 @@ class HostNetwork:
         self._mask_token = torch.tensor([norms.mask_token], device=norms.embedding.device)
 
     def run(self, known: KnownRows, masks: int, first: Tensor | None = None) -> Hidden:
-        """The output of each request's last known row and of `masks` mask slots behind it; first:
-        as of `ProposerRows`."""
+        """The output of each request's last known row and of `masks` mask slots behind it.
+
+        first: as of `ProposerRows`.
+        """
         spans, tokens, features = known.spans, known.tokens, known.features
         counts = [span.count for span in spans]
         sources, reads = draft_rows(counts, masks, tokens.device)
@@ -52,6 +54,7 @@ class HostNetwork:
             features = torch.cat((features, self._mask_feature)).index_select(0, sources)
             spans = tuple(Span(span.row, span.start, span.count + masks) for span in spans)
         reads = reads.view(len(counts), masks + 1)
+        # the first slot is the newest token's own, where the network gives it one
         if first is not None:
             tokens = tokens.index_copy(0, reads[:, 1], first)
         whole = self._forward(spans, tokens, features, reads[:, 1:] if masks else None)

@@ -27,7 +27,7 @@ class HostProposerRows:
     race: Race | None
     network: HostNetwork | None
     known: KnownRows | None
-    """What the network has not seen; None without one."""
+    """The rows that the network has not seen; None without a network."""
     history: Texts | None
 
     @property

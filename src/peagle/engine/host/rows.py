@@ -15,7 +15,7 @@ class Row:
 
     settings: Settings
     tokens: list[int]
-    """Prompt and output."""
+    """The tokens of prompt and output."""
     prompt_length: int
     computed: int = 0
     """Positions with the target's keys."""
@@ -31,7 +31,7 @@ class Row:
 
     @property
     def speculates(self) -> bool:
-        """Whether a drafter works for it."""
+        """Whether a drafter works for the request."""
         return self.settings.k > 0
 
     def keep(self, features: Tensor) -> None:

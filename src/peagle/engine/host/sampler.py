@@ -41,6 +41,7 @@ def choose(
     if all(own.params.temperature == 0 for own in each):
         return argmax(logits)
     behind = depths or [i for item in work for i in range(item.drafts + 1)]
+    # a token's draw is keyed by its position in the text, whatever the batch
     known = [len(item.request.tokens) for item in work for _ in range(item.drafts + 1)]
     places = [*map(operator.add, known, behind)]
     positions = upload(places, logits.device).split(AT_ONCE)

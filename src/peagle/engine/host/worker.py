@@ -61,6 +61,7 @@ class HostWorker:
     @torch.inference_mode()
     def exchange(self, step: Step) -> Outcome:
         """Run a step."""
+        # first of all: the prefix cache knows the blocks of these rows already
         left = [(row, self._rows[row]) for row in step.caught_up]
         self._catch_up([(row, request, request.unseen) for row, request in left])
         self._update(step)

@@ -59,8 +59,8 @@ class Kernels:
         return module if self.when is None or self.when(module, *args) else None
 
     def op(self, reference: Callable[P, T]) -> Callable[P, T]:
-        """Make of a reference an op: where the kernels are chosen, the function of its name among
-        them is called in its place."""
+        """Make an op of a reference: where the kernels are chosen, their function of its name is
+        called in place of the reference."""
 
         @functools.wraps(reference)
         def call(*args: P.args, **named: P.kwargs) -> T:

@@ -17,7 +17,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Contexts(NamedTuple):
-    """Whose rows a pass has, and what they see; as in `PassRows`."""
+    """The requests whose rows a pass has, and what the rows see; as in `PassRows`."""
 
     slots: Tensor
     limits: Tensor

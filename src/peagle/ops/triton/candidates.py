@@ -1,5 +1,5 @@
-"""A row's likeliest tokens without sorting: those of each block, then those of all blocks; and of
-these the first of a race.
+"""A row's likeliest tokens without sorting: those of each block, then those of all blocks, among
+which a race finds the earliest.
 
 The edge of a block's likeliest is a key, found a bit at a time in registers; of the tokens at the
 edge the first ones stay. A row whose likeliest token alone is wanted takes no more than an argmax.

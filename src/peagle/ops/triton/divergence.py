@@ -1,4 +1,4 @@
-"""Loss and gradient of a row in one program, which reads it twice, the second time from cache."""
+"""Loss and gradient of a row in one program, which reads the row twice, then from the cache."""
 
 import torch
 import triton

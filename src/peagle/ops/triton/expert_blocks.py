@@ -14,7 +14,7 @@ CHUNK = 4096
 
 
 class BlockLayout(NamedTuple):
-    """Pairs in blocks: int32."""
+    """Where pairs lie in blocks; int32."""
 
     order: Tensor
     """[pairs] by expert, those of one expert by row"""
@@ -155,7 +155,8 @@ def _layout_kernel(
 
 @triton.jit
 def block_of(blocks, block, BLOCK_M: tl.constexpr):
-    """A block's expert, its places in the order (its last one repeated), and which are real."""
+    """A block's expert, its places in the order, the last one repeated, and which places are
+    real."""
     expert = tl.load(blocks + 3 * block).to(tl.int64)
     place = tl.load(blocks + 3 * block + 1) + tl.arange(0, BLOCK_M)
     past = tl.load(blocks + 3 * block + 2)

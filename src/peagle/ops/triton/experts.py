@@ -59,6 +59,7 @@ FP4 = MatrixSplit(64, 256), MatrixSplit(128, 128)
 TILINGS = {"fp8": EIGHT_BITS, "int8": EIGHT_BITS, "mxfp4": FP4, "nvfp4": FP4, "int4": EIGHT_BITS}
 """How packed weights are divided, by format, where pairs are few and where they are many: for FP8
 and MXFP4 the fastest on an H100, for other formats those of their like."""
+# with few pairs more and thinner programs, so that more of the weight is on its way at once
 FEW_DENSE = MatrixSplit(64, 128), MatrixSplit(64, 128)
 MANY_DENSE = MatrixSplit(256, 64, 3, 8), MatrixSplit(128, 64, 3, 8)
 DENSE = {16: FEW_DENSE, 128: MANY_DENSE}

@@ -1,4 +1,4 @@
-"""What is added to the residual stream, the sum, and the norms around it: one launch.
+"""One launch adds to the residual stream, with the norms before and behind the sum.
 
 A program has one row. Everything is rounded where the references round it, but for norms, which are
 rounded with their weight.
@@ -31,8 +31,10 @@ class NormWeights(NamedTuple):
 
 
 class MixtureRows(NamedTuple):
-    """What a mixture reads of a stream: weights of its norms, and where that is written; anything
-    in place of what it is not."""
+    """Weights of the norms by which a mixture reads a stream, and where the results are written.
+
+    Anything stands in place of what is not there.
+    """
 
     experts_weight: Tensor
     router_scale: Tensor
@@ -191,6 +193,7 @@ def _add_normed(
             value = (value.to(tl.float32) * tl.load(scalar).to(tl.float32)).to(kind)
         tl.store(total + at, value, mask=inside)
         value = value.to(tl.float32)
+    # one pass over the row for all norms of it, which differ by their weights alone
     unit = _unit(value, width, next_eps)
     tl.store(out + at, _under(unit, weights.following, column, inside).to(kind), mask=inside)
     if READ:

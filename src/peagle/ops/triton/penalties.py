@@ -1,4 +1,4 @@
-"""Penalties of a batch in one launch; a request that has none costs a look at its rates."""
+"""Penalties of a batch in one launch; a request without any costs a look at its rates."""
 
 import triton
 import triton.language as tl

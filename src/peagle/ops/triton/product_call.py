@@ -14,7 +14,7 @@ from peagle.ops.weight import Weight
 
 
 class Addition(NamedTuple):
-    """What a product is added to, and what comes of it."""
+    """The stream that a product is added to, and where the results are written."""
 
     stream: Tensor
     """[rows, outputs]"""
@@ -56,7 +56,7 @@ class ProductForm:
 
 @dataclass(frozen=True)
 class ProductCall:
-    """A product, and what is around it."""
+    """A product, and what is fused with it."""
 
     x: Tensor
     """[rows, depth]"""

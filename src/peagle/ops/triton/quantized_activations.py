@@ -60,6 +60,7 @@ def _quantize(
     run, pair = tl.arange(0, RUNS)[None, :, None], tl.arange(0, half)[None, None, :]
     start = (group * GROUP)[:, None, None]
     there = (start < depth) & (run * RUN < GROUP)
+    # the comparison, always true, gives the condition the shape of all three axes
     inside = there & (pair >= 0)
     at = x + row * depth + start + run * RUN + pair
     lower = tl.load(at, mask=inside & (row < rows), other=0.0).to(tl.float32)

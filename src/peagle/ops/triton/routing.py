@@ -231,7 +231,8 @@ def _route_few_kernel(
     C: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The router's product in pieces; the program that ends last adds them and lays pairs out."""
+    """The router's product in pieces; the program that ends last adds the pieces and lays pairs
+    out."""
     announce(OVERLAP)
     row, expert = tl.arange(0, FEW), tl.arange(0, C.lanes)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

@@ -115,7 +115,8 @@ def _sample(
 
 @triton.jit
 def _edge(row, wanted, COUNTS: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest key at and above which there is what is wanted, and what there is above it."""
+    """The largest key such that keys from it on have as much as is wanted; what keys above it
+    have."""
     edge = tl.zeros([], tl.uint32)
     above = tl.zeros([], tl.float32)
     step = tl.full([], 1 << (BITS - 2), tl.uint32)

@@ -76,13 +76,13 @@ class Division:
     lines: int
     """Lines of the weight that a program has."""
     step: int
-    """Inputs that it reads at a time."""
+    """Inputs that a program reads at a time."""
     height: int
-    """Rows that it has."""
+    """Rows that a program has."""
     splits: int
     """Parts of the depth."""
     apart: bool
-    """Whether a program has all parts, one after the other."""
+    """Whether one program has all parts of the depth, one after the other."""
     stages: int
     warps: int = 4
     overlaps: bool = True
@@ -144,7 +144,7 @@ def room_of(x: Tensor, numbers: int) -> int:
 
 
 def stages_that_fit(stages: int, step_bytes: int, room: int) -> int:
-    """No more of some stages than there is room for: all but the one that is multiplied."""
+    """At most so many stages as there is room for; the one that is multiplied takes no room."""
     return max(min(stages, room // step_bytes + 1), 2)
 
 

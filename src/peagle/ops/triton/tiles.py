@@ -77,7 +77,7 @@ def tile_of(x: Tensor, outputs: int, gated: bool) -> Tile:
 
 
 def fitting(tile: Tile, x: Tensor, gated: bool) -> Tile:
-    """The same with no more stages and depth than fit into shared memory."""
+    """A tile with no more stages and depth than fit into shared memory."""
     rows, depth = x.shape
     step = math.gcd(depth, tile.depth)
     splits = tile.splits if depth % (step * tile.splits) == 0 else 1

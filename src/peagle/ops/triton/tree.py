@@ -156,7 +156,7 @@ def _grow(
     ROWS: tl.constexpr,
     NO_DRAFT: tl.constexpr,
 ):
-    """Nodes one after another: the likeliest candidate that is open after any row so far."""
+    """Find nodes one after another: each is the likeliest candidate that is open after any row."""
     index = tl.program_id(0).to(tl.int64)
     branches = tl.load(unbranched + index) == 0
     lane, row = tl.arange(0, COUNT), tl.arange(0, ROWS)

@@ -46,7 +46,7 @@ class Packing:
 
     @classmethod
     def of(cls, weight: Weight) -> "Packing":
-        """A weight's."""
+        """The packing of a weight."""
         if isinstance(weight, Tensor):
             return cls("dense", 1, 1, 1, 1, False, False, False, 1)
         zeros, factors = weight.zeros is not None, weight.factors is not None
@@ -71,7 +71,7 @@ def bits_of(weight: Weight) -> int:
 
 
 def operands(weight: Weight) -> Operands:
-    """A weight's."""
+    """The operands of a weight."""
     if isinstance(weight, Tensor):
         return Operands(weight, weight, weight, weight)
     scales = weight.scales
@@ -83,7 +83,7 @@ def operands(weight: Weight) -> Operands:
 
 @triton.jit
 def words(depth, W: tl.constexpr):
-    """How many 16 bits an output has, or numbers of a tensor's."""
+    """How many words of 16 bits an output has; in a tensor, how many numbers."""
     if W.together <= 2:  # whole runs
         return depth // W.together
     else:  # noqa: RET505 (Triton compiles one branch only, so there must be two)

@@ -238,7 +238,7 @@ def _seen(scores, tile, position, row_position, ancestors, span, window, TILING:
 
 @gluon.jit
 def _slots(tile, table, span, TILING: gl.constexpr):
-    """Cache slots of a tile's older keys; those of the last key where there are no more."""
+    """Cache slots of a tile's older keys; behind the last key its slot again."""
     _, end, _, _, older, skipped = span
     key = gl.arange(0, TILING.keys, gl.SliceLayout(1, TILING.fetched))
     # a slot that nobody wrote may hold NaN, which a share of zero does not take away

@@ -23,7 +23,7 @@ class Tiling:
     heads: int
     kv_heads: int
     size: int
-    """Head size."""
+    """The size of a head."""
     padded: int
     """Heads that share keys, padded to a power of two."""
     lines: int
