@@ -23,6 +23,10 @@ from transformers import (
     Gemma4ForCausalLM,
     Gemma4ForConditionalGeneration,
     Gemma4TextConfig,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForCausalLM,
+    Gemma4UnifiedForConditionalGeneration,
+    Gemma4UnifiedTextConfig,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -37,6 +41,8 @@ from transformers import (
     Mistral3ForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
+    MuseGlimmerConfig,
+    MuseGlimmerForConditionalGeneration,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2Config,
@@ -49,6 +55,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SeedOssConfig,
     SeedOssForCausalLM,
     SmolLM3Config,
@@ -184,6 +192,18 @@ QWEN3_5_EXPERTS = {
     "moe_intermediate_size": 40,
     "shared_expert_intermediate_size": 24,
 }
+MUSE_GLIMMER = {"sliding_window": 7, "final_logit_softcapping": 3.0, "output_multiplier": 0.5}
+TOWER = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+
+
+def muse_glimmer(**sizes: Any) -> MuseGlimmerConfig:
+    """The configuration of a Muse Glimmer: none is published without a tower for images."""
+    tower = {**TOWER, "intermediate_size": 16, "patch_size": 2}
+    tower |= {"pos_emb_height": 2, "pos_emb_width": 2}
+    sizes = {**sizes, "pad_token_id": 0}
+    return MuseGlimmerConfig(text_config=sizes, vision_config=tower, projector_hidden_size=16)
+
+
 KINDS = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, SIZES),
     "qwen3_windows": (Qwen3Config, Qwen3ForCausalLM, {**SIZES, **WINDOWS}),
@@ -200,6 +220,17 @@ KINDS = {
         Qwen3_5MoeForCausalLM,
         {**SIZES, **QWEN3_5, **QWEN3_5_EXPERTS},
     ),
+    "qwen3_next": (
+        Qwen3NextConfig,
+        Qwen3NextForCausalLM,
+        {**SIZES, **QWEN3_5, **QWEN3_5_EXPERTS, "linear_key_head_dim": 8},
+    ),
+    "muse_glimmer": (
+        muse_glimmer,
+        MuseGlimmerForConditionalGeneration,
+        {**SIZES, **MUSE_GLIMMER},
+    ),
+    "gemma4_unified": (Gemma4UnifiedTextConfig, Gemma4UnifiedForCausalLM, {**SIZES, **GEMMA4}),
     "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM, {**SIZES, **GEMMA4}),
     "gemma4_moe": (Gemma4TextConfig, Gemma4ForCausalLM, {**SIZES, **GEMMA4, **GEMMA4_EXPERTS}),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, {**SIZES, **GEMMA3}),
@@ -239,8 +270,7 @@ def save_target(
         if "norm" not in name:
             torch.nn.init.normal_(parameter, std=layer_std if ".layers." in name else 0.15)
         else:
-            centred = "qwen3_5" in family or family == "gemma3"
-            centre = 0.0 if centred and "linear_attn" not in name else 1.0
+            centre = 0.0 if stands_beside_one(family, name) else 1.0
             torch.nn.init.uniform_(parameter, centre - 0.3, centre + 0.3)
             parameter.data = parameter.data.bfloat16().float()  # as published
     for name, buffer in model.named_buffers():
@@ -248,6 +278,14 @@ def save_target(
             torch.nn.init.uniform_(buffer, 0.7, 1.3)
     model.float().save_pretrained(directory)
     return directory
+
+
+def stands_beside_one(family: str, name: str) -> bool:
+    """Whether a file holds a norm's weight as what it is beside 1."""
+    if family == "muse_glimmer":
+        return "language_model.layers." in name
+    centred = family.startswith(("qwen3_5", "qwen3_next", "gemma3"))
+    return centred and "linear_attn" not in name
 
 
 def seen_pairs(visibility: Visibility) -> Tensor:
@@ -304,6 +342,20 @@ def save_whole_gemma4(directory: Path, text: Path) -> Path:
     model = Gemma4ForConditionalGeneration(config)
     inner = Gemma4ForCausalLM.from_pretrained(text)
     model.model.language_model.load_state_dict(inner.model.state_dict())
+    model.save_pretrained(directory)
+    return directory
+
+
+def save_whole_gemma4_unified(directory: Path, text: Path) -> Path:
+    """A Gemma 4 12B as it is published, with what makes rows of images and sounds."""
+    size = json.loads((text / "config.json").read_text())["hidden_size"]
+    config = Gemma4UnifiedConfig(
+        text_config=Gemma4UnifiedTextConfig.from_pretrained(text),
+        vision_config={"mm_embed_dim": size, "mm_posemb_size": 4, "output_proj_dims": size},
+        audio_config={"audio_embed_dim": 16},
+    )
+    model = Gemma4UnifiedForConditionalGeneration(config)
+    model.model.language_model.load_state_dict(load_peer(text).model.state_dict())
     model.save_pretrained(directory)
     return directory
 

@@ -111,7 +111,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         share = draw(st.sampled_from([0.5, 0.75, 1.0]))
         changes["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4}
         changes |= {"head_dim": 16, "partial_rotary_factor": share}
-    if family.startswith("qwen3_5"):
+    if family.startswith(("qwen3_5", "qwen3_next")):
         both = ["linear_attention", "full_attention"]  # transformers' cache asks for one of each
         types = [*both, *draw(st.lists(st.sampled_from(both), max_size=2))]
         partly = {"rope_type": "default", "partial_rotary_factor": 0.25}
@@ -143,6 +143,17 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         changes["sliding_window"] = draw(WIDTHS)
         changes["query_pre_attn_scalar"] = draw(st.sampled_from([8, 16, 40]))
         changes["final_logit_softcapping"] = draw(st.sampled_from([None, 2.0, 30.0]))
+    if family == "muse_glimmer":
+        layers = changes["num_hidden_layers"]
+        changes |= {"attention_bias": False, "hidden_size": 72, "sliding_window": draw(WIDTHS)}
+        changes["layer_types"] = draw(
+            st.none() | st.lists(LAYER_TYPES, min_size=layers, max_size=layers)
+        )
+        changes["layer_rope_theta"] = draw(
+            st.none() | st.lists(st.sampled_from([0, 1e4]), min_size=layers, max_size=layers)
+        )
+        for name in ("post_norm_eps", "qk_scale_factor", "output_multiplier"):
+            changes[name] = draw(st.sampled_from([1e-2, 0.5, 2.0]))
     if family == "gemma4_moe":
         experts = draw(st.integers(1, 9))
         changes |= {"num_experts": experts, "top_k_experts": draw(st.integers(1, experts))}
@@ -225,6 +236,10 @@ def test_a_base_that_rope_scaling_hides_is_gone_and_said(tmp_path: Path, base: f
 
 def test_gemma4_within_its_towers(targets, tmp_path: Path):
     assert_parity(tiny.save_whole_gemma4(tmp_path, targets["gemma4"].directory))
+
+
+def test_gemma4_12b_beside_what_reads_images_and_sounds(targets, tmp_path: Path):
+    assert_parity(tiny.save_whole_gemma4_unified(tmp_path, targets["gemma4_unified"].directory))
 
 
 def test_gemma3_within_its_tower(targets, tmp_path: Path):

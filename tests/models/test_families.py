@@ -229,6 +229,11 @@ NEAR_CONFIGS: dict[str, list[tuple[Values, str]]] = {
         ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0; it must be a number above 0"),
         ({"final_logit_softcapping": -1}, "final_logit_softcapping is -1; it must be a number"),
     ],
+    "qwen3_next": [
+        ({"mlp_only_layers": [1]}, "dense layers between expert layers"),
+        ({"linear_num_value_heads": 3}, "3 value heads cannot share 2 key heads"),
+    ],
+    "gemma4_unified": [({"num_kv_shared_layers": 2}, "Gemma 4 E2B and E4B")],
     "granite": [
         ({"residual_multiplier": 0}, "residual_multiplier is 0; it must be a number above 0"),
         ({"logits_scaling": float("nan")}, "logits_scaling is nan; it must be a number above 0"),
@@ -244,6 +249,23 @@ NEAR_CONFIGS: dict[str, list[tuple[Values, str]]] = {
 def test_near_llamas_that_cannot_be_run(tmp_path: Path, family: str, values: Values, message: str):
     directory = tiny.save_target(tmp_path, family)
     change_config(directory, lambda c: c.pop("rope_parameters") and c.update(values))
+    with pytest.raises(InputError, match=message):
+        read_spec(directory)
+
+
+MUSES: list[tuple[Values, str]] = [
+    ({"attention_bias": True}, "attention_bias is not supported"),
+    ({"hidden_activation": "gelu"}, "hidden_act gelu is not supported, only silu"),
+    ({"qk_scale_factor": 0}, "qk_scale_factor is 0; it must be a number above 0"),
+    ({"post_norm_eps": -1}, "rms_norm_eps is -1.0; it must be a number from 0 on"),
+    ({"layer_rope_theta": [0, 0]}, "layer_rope_theta names 2 of 4 layers"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), MUSES)
+def test_muse_glimmers_that_cannot_be_run(tmp_path: Path, values: Values, message: str):
+    directory = tiny.save_target(tmp_path, "muse_glimmer")
+    change_config(directory, lambda c: c["text_config"].update(values))
     with pytest.raises(InputError, match=message):
         read_spec(directory)
 

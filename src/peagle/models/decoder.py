@@ -207,9 +207,12 @@ class SandwichLayer(DecoderLayer):
 
     def __init__(self, spec: LayerSpec, hidden_size: int) -> None:
         super().__init__(spec, hidden_size)
-        self.attention_norm = RMSNorm(hidden_size, spec.norms.eps)
-        self.mlp_norm = RMSNorm(hidden_size, spec.norms.eps)
-        scaled = isinstance(spec.norms, ScaledSandwichSpec)
+        norms = spec.norms
+        assert isinstance(norms, SandwichSpec)
+        eps = norms.eps if norms.added_eps is None else norms.added_eps
+        self.attention_norm = RMSNorm(hidden_size, eps)
+        self.mlp_norm = RMSNorm(hidden_size, eps)
+        scaled = isinstance(norms, ScaledSandwichSpec)
         self.scalar = nn.Parameter(torch.ones(1)) if scaled else None
 
     def forward(
@@ -367,7 +370,14 @@ class Decoder(Ends):
 
     def scaled(self, embedded: Tensor) -> Tensor:
         """The stream that embeddings [rows, hidden_size] begin."""
+        if self.spec.embedding_norm:
+            embedded = normalized(embedded, self.spec.norm.eps)
         return embedded if self.embedding_scale is None else embedded * self.embedding_scale
+
+    @property
+    def begins_plainly(self) -> bool:
+        """Whether embeddings are the stream's beginning as they are."""
+        return self.embedding_scale is None and not self.spec.embedding_norm
 
     def tap(self, stream: Tensor) -> Tensor:
         """What drafters read of the stream, in the same shape."""

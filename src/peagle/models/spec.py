@@ -135,6 +135,9 @@ class NormSpec:
 class SandwichSpec(NormSpec):
     """Norms of what mixer and feed-forward give, too, before it is added: four in all."""
 
+    added_eps: float | None = None
+    """The eps of these; None: that of the others."""
+
 
 @dataclass(frozen=True)
 class ScaledSandwichSpec(SandwichSpec):
@@ -184,6 +187,9 @@ class DecoderSpec:
     embedding_scale: float | None = None
     """What token embeddings are multiplied by to begin the stream, rounded to their type first;
     None: nothing. Drafters read them without it."""
+    embedding_norm: bool = False
+    """Whether token embeddings are normed, without a weight, to begin the stream. Drafters read
+    them as they are."""
     logit_softcap: float | None = None
     """Bound c of the logits, c * tanh(logits / c); None: none."""
     logit_scale: float = 1.0

@@ -38,7 +38,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TensorRule:
-    """One of our parameters, and the file's tensors that, concatenated in order, are its value."""
+    """One of our parameters, and the file's tensors that, concatenated in order, are its value;
+    where there are none, it consists of ones."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -93,6 +94,8 @@ class TensorRule:
 
     def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
         """Ours, of this shape."""
+        if not self.theirs:
+            return torch.ones(ours, dtype=self.dtype or dtype)
         if self.scale != 1:
             theirs = [part * self.scale for part in theirs]
         whole = torch.cat([part.to(dtype=self.dtype or dtype) for part in theirs])
@@ -105,7 +108,8 @@ class TensorRule:
         whole = regrouped(dense(ours).flatten(0, self.leading - 1), self.order)
         if self.offset:
             whole = whole - self.offset
-        return (whole / self.scale if self.scale != 1 else whole).split(self.sizes)
+        whole = whole / self.scale if self.scale != 1 else whole
+        return whole.split(self.sizes) if self.theirs else ()
 
 
 def grouped(rows: Tensor, order: Sequence[int]) -> Tensor:

@@ -145,7 +145,7 @@ def test_more_drafts_are_accepted(
         "qwen3_windows",
         "gpt_oss",
         "gemma4_moe",
-        *at_night(["gemma4", "gemma3", "ministral3", "phi3", "smollm3", "granite"]),
+        *at_night(["gemma4", "gemma3", "ministral3", "phi3", "smollm3", "granite", "muse_glimmer"]),
     ],
 )
 def test_with_windows_and_sinks(

@@ -148,7 +148,7 @@ class DeviceBatch:
         if draft.tree is not None:
             rows = _placed(rows, draft.tree)
         first = Normed(normed, None, norm.eps)
-        if target.embedding_scale is not None or target.batch_invariant:
+        if not target.begins_plainly or target.batch_invariant:
             x = target.scaled(x)
             first = residual.normed(x, norm)  # as a prompt's rows begin
         taps = models.taps(len(x))

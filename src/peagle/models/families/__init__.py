@@ -11,11 +11,13 @@ from peagle.models.families import (
     gpt_oss,
     llama,
     mistral,
+    muse_glimmer_text,
     near_llama,
     qwen3,
     qwen3_5_moe_text,
     qwen3_5_text,
     qwen3_moe,
+    qwen3_next,
 )
 from peagle.models.families.config import Values, architecture_of, reading
 from peagle.models.families.family import Family
@@ -34,6 +36,8 @@ MODULES = (
     near_llama,
     qwen3_5_text,
     qwen3_5_moe_text,
+    qwen3_next,
+    muse_glimmer_text,
 )
 FAMILIES: dict[str, Family] = {
     family.architecture: family

@@ -109,6 +109,8 @@ def usual(model_type: str) -> Values:
     published one says something."""
     from transformers import CONFIG_MAPPING  # slow to import, and only some families need it
 
+    if model_type not in CONFIG_MAPPING:  # it is newer than the library
+        return {}
     fields = dataclasses.fields(CONFIG_MAPPING[model_type])
     given = {field.name: field.default for field in fields if field.name not in SAID}
     return {name: value for name, value in given.items() if value is not None}

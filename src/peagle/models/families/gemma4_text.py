@@ -1,6 +1,6 @@
 """Gemma 4's language model: sandwich blocks, windows in most layers, and wider heads, whose values
 are their keys, in the others. The 26B-A4B has experts beside the MLP. Published with towers for
-images and audio, which are left out."""
+images and audio, or with what the 12B has in their place; these are left out."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -61,7 +61,7 @@ def _refuse_unsupported(values: Values) -> None:
     if values["hidden_size_per_layer_input"] or values.get("num_kv_shared_layers"):
         raise InputError(
             "Gemma 4 E2B and E4B (per-layer embeddings, shared keys and values) are not supported, "
-            "only 31B and 26B-A4B; vLLM serves them"
+            "only 31B, 26B-A4B and 12B; vLLM serves them"
         )
     refuse_other_attention(values)
 
@@ -130,7 +130,20 @@ def _attention(values: Values, kind: str, window: int | None) -> AttentionSpec:
     )
 
 
+def unified(values: Values) -> DecoderSpec:
+    """The 12B's, whose images and sounds are rows of the stream, without towers."""
+    usual = {**config.usual("gemma4_unified_text"), "hidden_size_per_layer_input": 0}
+    return spec(config.with_usual(values, usual))
+
+
 FAMILY = Family("gemma4_text", "Gemma4ForCausalLM", spec)
+UNIFIED = Family("gemma4_unified_text", "Gemma4UnifiedForCausalLM", unified)
+PUBLISHED_UNIFIED = UNIFIED.within(
+    "gemma4_unified",
+    "Gemma4UnifiedForConditionalGeneration",
+    prefix="model.language_model",
+    ignored=("model.vision_embedder.", "model.embed_vision.", "model.embed_audio."),
+)
 PUBLISHED = FAMILY.within(
     "gemma4",
     "Gemma4ForConditionalGeneration",

@@ -12,7 +12,7 @@ from peagle.models.spec import DecoderSpec, ExpertsSpec, LayerSpec
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
-    _refuse_dense_layers(values)
+    refuse_dense_layers(values)
     values = {"max_position_embeddings": qwen3.POSITIONS, **values}
     attention = replace(config.attention(values), qk_norm=True, window=qwen3.window(values))
     layer = LayerSpec(attention, _experts(values), config.norms(values))
@@ -29,7 +29,8 @@ def _experts(values: Values) -> ExpertsSpec:
     )
 
 
-def _refuse_dense_layers(values: Values) -> None:
+def refuse_dense_layers(values: Values) -> None:
+    """Raise `InputError` where some layers have no experts."""
     step, dense = values.get("decoder_sparse_step", 1), values.get("mlp_only_layers") or []
     if step != 1 or dense:
         raise InputError(
