@@ -67,7 +67,6 @@ class Sandbox:
         process = self._process or self._start()
         self._process = None
         try:
-            # whoever is interrupted here leaves none behind that has half an answer to give
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(json.dumps(asked).encode() + b"\n")
