@@ -65,6 +65,8 @@ class Sandbox:
 
     def _answer(self, asked: list[str | int]) -> Any:
         process = self._process or self._start()
+        # kept again once it has answered: an interrupted process would answer the next question
+        # with this answer
         self._process = None
         try:
             assert process.stdin is not None
