@@ -20,7 +20,7 @@ What `LLM` has of it, in this process or another, is `peagle.engine_client`.
 ```
 
 - What is next, and what came of it: `engine` drives, `scheduler` decides by `plan`, over `request`,
-  `holdings` (of `block_groups`, `block_pool`s and a `row_pool`), `pace` (of `draft_length`, by
+  `holdings` (of `block_groups` and `block_pool`s), `pace` (of `draft_length`, by
   `cycle_times`, and `repeats`) and `capacity` (of a `cache_shape`).
 - One `cycle`: draft, verify, accept, commit, the same on the host and on the device. `drafting`
   says what drafts, `branching` which cycles have trees.

@@ -133,7 +133,7 @@ class Scheduler:
             tree_nodes=self.pace.nodes_for(decoding, drafts),
         )
         planner = Planner(self.groups, limits)
-        return planner.plan(self.running, self.waiting, self._held.rows.free_rows)
+        return planner.plan(self.running, self.waiting, self._held.free_rows)
 
     def launch(self, plan: Plan) -> Step:
         """Carry out a plan: blocks and table rows change hands. Returns what a worker has to do."""
@@ -147,7 +147,7 @@ class Scheduler:
                 self._held.grow(share)
         shares = [share for share in plan.work if self._is_cycle(share)]
         others = [share for share in plan.work if not self._is_cycle(share)]
-        left, blocks = self._held.rows.news()
+        left, blocks = self._held.news()
         caught_up, self._caught_up = tuple(self._caught_up), []
         self._steps += 1
         nodes = self._nodes(plan, shares)
@@ -186,7 +186,7 @@ class Scheduler:
         self._launched.clear()
         self.groups.forget_states()  # a lost step may have left some unwritten
         self._caught_up.clear()
-        self._held.rows.news()
+        self._held.news()
 
     def abort(self, request_id: str, reason: str) -> None:
         """End a request now; unknown and finished ids are ignored."""
