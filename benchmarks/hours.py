@@ -75,7 +75,7 @@ class Case:
         teacher = Teacher(Path(), self.target, own=True)
         with torch.device("meta"):
             multiplied = in_products(Decoder(self.target, 1).layers)
-            model = new_head(config, 1).to(torch.bfloat16)
+            model = new_head(config, 1, self.target).to(torch.bfloat16)
         choose_trained(recipe, model)
         summary = Summary(len(documents), rows.tokens.numel(), 0, 0, 0, 0)
         ready = Preflight(recipe, teacher, config, rows, rows, summary, {})
@@ -107,6 +107,8 @@ CASES = (
     Case("Qwen3-8B", QWEN3_8B, "qwen3-8b"),
     Case("Qwen3-30B-A3B", shape_of("qwen3-30b-a3b").target, "qwen3-coder-30b-a3b"),
     Case("GPT-OSS-20B", GPT_OSS_20B, "gpt-oss-20b", Weights("mxfp4")),
+    Case("Qwen3.8-27B", shape_of("qwen3.8-27b").target, "qwen3.8-27b"),
+    Case("Qwen3.6-35B-A3B", shape_of("qwen3.6-35b-a3b").target, "qwen3.6-35b-a3b"),
 )
 
 

@@ -91,7 +91,10 @@ def _synthetic(rates: list[float], k: int) -> str:
         (json.dumps({"model": "d", "method": "medusa"}), "method: "),
         (json.dumps({"model": "d", "method": "ngram"}), "ngram has no drafter; leave out model"),
         (json.dumps({"method": "ngram"}), "ngram needs num_speculative_tokens"),
-        (json.dumps({"model": "d", "method": "mtp"}), "mtp is the target's own; leave out model"),
+        (
+            json.dumps({"revision": "r", "method": "mtp"}),
+            "mtp is the target's own; leave out revision",
+        ),
         (
             json.dumps({"method": "mtp", "parallel_drafting": True, "quantization": "fp8"}),
             "mtp is the target's own; leave out parallel_drafting, quantization",

@@ -62,7 +62,8 @@ class SpeculativeConfig(Config):
     """eagle3, whichever kind the drafter is of; dflash, which a head's files say, too; mtp, the
     target's own head; ngram; or a proposer of another package, by the name of its entry point."""
     model: str | None = None
-    """The drafter's directory or hub id; for eagle3 and dflash."""
+    """The drafter's directory or hub id; for eagle3 and dflash, and for mtp where the head is not
+    that in the target's files."""
     revision: str | None = None
     """The hub's branch, tag or commit of the drafter."""
     num_speculative_tokens: PositiveInt | None = None
@@ -99,9 +100,8 @@ class SpeculativeConfig(Config):
         if self.method != "ngram":
             self._leave_out(LOOKUP_KEYS, "drafts without lookups, which are method ngram's")
         if self.method == "mtp":
-            self._leave_out(
-                {"model", "revision", "parallel_drafting", "quantization"}, "is the target's own"
-            )
+            alone = {"revision"} if self.model is None else set()
+            self._leave_out({"parallel_drafting", "quantization"} | alone, "is the target's own")
         elif self.method == "dflash":
             self._leave_out({"parallel_drafting"}, "has one pass")
         elif self.method != "eagle3":

@@ -475,3 +475,26 @@ def test_the_bar_tells_loss_time_left_and_the_last_acceptance_length():
     assert "120/1000" in text
     assert "loss 1.2500  AL 1.750" in text
     assert "0:00:0" in text
+
+
+def test_a_targets_own_head_is_trained_measured_checked_and_compared(
+    peagle, own_head, tmp_path: Path
+):
+    lines = [{"prompt": "the cat ", "response": "sat on the mat. " * 4}] * 12
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "recipe.yaml").write_text(
+        f"target: {own_head}\ndata: [{tmp_path}/data.jsonl]\noutput: {tmp_path}/out\nmethod: mtp\n"
+        "num_speculative_tokens: 2\nrow_length: 96\nsteps: 4\nvalidation_documents: 3\n"
+    )
+    result = peagle("train", tmp_path / "recipe.yaml")
+    assert result.code == 0
+    assert "the engine's AL " in result.err
+    out = str(tmp_path / "out")
+    assert f"next: peagle check {out} --target {own_head}" in result.err
+    assert peagle("check", out, "--target", own_head).code == 0
+    asked = json.dumps({"method": "mtp", "model": out})
+    assert peagle("check", "--speculative-config", asked, "--target", own_head).code == 0
+    size = ["--limit", 1, "--max-tokens", 8, "--rounds", 1, "--json", "-"]
+    compared = peagle("bench", own_head, "--drafter", out, *size)
+    runs = json.loads(compared.out)["runs"]
+    assert [(found["method"], found["k"]) for found in runs] == [("none", 0), ("mtp", 2)]

@@ -205,7 +205,7 @@ def test_what_cannot_be_run_is_named_by_check_and_when_it_is_loaded(directories,
     (directory / "config.json").write_text(json.dumps({**config, **values}))
     with pytest.raises(InputError, match=message):
         drafter_of(directory, tiny.load_target(directory))
-    _, [problem] = diagnose_mtp(directory)
+    [problem] = diagnose_mtp(directory).problems
     assert re.search(message, problem)
 
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Qwen3_5Config, Qwen3_5ForConditio
 
 from peagle.config import SamplingParams
 from peagle.drafters.methods import drafter_for
-from peagle.drafters.mtp import load_mtp
+from peagle.drafters.mtp import load_mtp, save_mtp, trainable_mtp
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.models.families import read_spec
@@ -168,6 +168,26 @@ def test_text_in_fp8_is_the_same_with_drafts(tmp_path: Path, family: str, own: b
     plain = tiny.run(Engine(decoder, None, 0, config), prompts, how)
     drafted = tiny.run(Engine(decoder, drafter, 5, config), prompts, how)
     assert tiny.outputs(plain) == tiny.outputs(drafted)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_in_fp8_is_trained_and_written_in_full(tmp_path: Path, family: str):
+    """Its `config.json` names no quantization then."""
+    directory = tiny.add_mtp(tiny.save_target(tmp_path / "target", family))
+    in_blocks(directory)
+    target = tiny.load_target(directory)
+    model = trainable_mtp(directory, target, 64)
+    assert all(p.requires_grad for own in model.own for p in own.parameters())
+    save_mtp(tmp_path / "head", model, directory, torch.float32)
+    assert "quantization_config" not in (tmp_path / "head" / "config.json").read_text()
+    names = load_file(tmp_path / "head" / "model.safetensors").keys()
+    assert {f"{name}_scale_inv" for name in names} & load_file(
+        directory / "model.safetensors"
+    ).keys(), "called as in the target's files"
+    packed, plain = (load_mtp(place, target) for place in (directory, tmp_path / "head"))
+    positions = torch.arange(5)
+    rows = positions, torch.randn(5, 64), positions, tiny.causal
+    torch.testing.assert_close(packed(*rows), plain(*rows), atol=1e-4, rtol=1e-4)
 
 
 CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [

@@ -39,7 +39,7 @@ def test_who_shares_the_targets_embeddings(tmp_path: Path):
 
 def test_a_recipe_that_repeats_defaults_is_the_same(tmp_path: Path):
     """As the one that is written beside a run does."""
-    for text in (ENOUGH, EAGLE3, DFLASH):
+    for text in (ENOUGH, EAGLE3, DFLASH, MTP):
         recipe = load(tmp_path, text)
         assert load(tmp_path, yaml.safe_dump(recipe.model_dump(mode="json"))) == recipe
 
@@ -52,6 +52,7 @@ def test_dflash_shares_what_is_the_targets_and_weighs_rows_by_their_place(tmp_pa
     assert load(tmp_path, DFLASH, "depth_decay=1", "train_head=true").decay == 1
     assert load(tmp_path, ENOUGH).decay == 1
     assert load(tmp_path, ENOUGH).trains_head
+    assert not load(tmp_path, MTP).trains_head
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (10, 5), (50, 25), (51, 50)])
@@ -66,6 +67,7 @@ def test_the_repositorys_recipes_are_valid():
 
 
 DFLASH = ENOUGH + "method: dflash\n"
+MTP = EAGLE3.replace("eagle3", "mtp")
 SELECTOR = ENOUGH + "initial_drafter: d\ntrain: selector\n"
 BAD = [
     ("steps: [", (), "cannot be read as YAML"),
@@ -119,6 +121,8 @@ BAD = [
     (ENOUGH, ("train=selector",), "train selector needs initial_drafter, the drafter that it"),
     (ENOUGH, ("initial_drafter=d", "taps=[1]"), "taps cannot be chosen: initial_drafter decides"),
     (EAGLE3, ("dpace=0.5", "selector_rank=8"), "makes no use of dpace, selector_rank; leave"),
+    (ENOUGH, ("method=mtp",), "mtp has no mask slots; leave mask_token_id out"),
+    (MTP, ("taps=[1]", "train_head=true"), "mtp makes no use of taps, train_head; leave"),
     (EAGLE3, ("initial_drafter=d", "train=selector"), "eagle3 has no mask slots that a selector"),
 ]
 

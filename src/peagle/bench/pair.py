@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from peagle.drafters.config_file import kind_of
 from peagle.drafters.dflash_checkpoint import is_dflash
 from peagle.drafters.diagnosis import diagnose
-from peagle.drafters.kind import DFLASH, KIND_OF_METHOD, KINDS, Kind
+from peagle.drafters.kind import DFLASH, KIND_OF_METHOD, KINDS, MTP, Kind
+from peagle.drafters.mtp import is_mtp
 from peagle.drafters.network import NetworkConfig
 from peagle.errors import InputError
 from peagle.models.weights import model_directory
@@ -56,10 +57,10 @@ class Pair:
         shortest, longest = self.lookup if method == "ngram" else (None, None)
         return SpeculativeConfig(
             method="eagle3" if kind in KINDS else method,
-            model=None if kind is None else self.drafters[method],
+            model=self.drafters.get(method),
             num_speculative_tokens=k,
             parallel_drafting=kind.parallel_drafting if kind in KINDS else None,
-            quantization=None if kind is None else self.quantization,
+            quantization=self.quantization if method in self.drafters else None,
             num_tree_nodes=self.num_tree_nodes if method in self.branching else None,
             prompt_lookup_min=shortest,
             prompt_lookup_max=longest,
@@ -92,6 +93,8 @@ class Pair:
 def method_of(drafter: str, kind: Kind | None = None) -> str:
     """The method that a drafter's files are of, if it is not said; raises `InputError`."""
     place = model_directory(drafter)
+    if is_mtp(place):
+        return MTP.method
     return (DFLASH if is_dflash(place) else kind or kind_of(place)).method
 
 
@@ -102,6 +105,8 @@ def choose_pair(
     chosen: dict[str, str] = {}
     for method in (each for each in methods if each in KIND_OF_METHOD):
         given = drafters.get(method)
+        if given is None and method == MTP.method:
+            continue  # the target's files have it
         if given is None and method == DFLASH.method:
             raise InputError(f"method {method} needs a drafter: give --drafter DIR")
         if target is not None and given is None:

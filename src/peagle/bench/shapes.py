@@ -85,9 +85,8 @@ def random_drafter(
 def random_mtp(target: Decoder, weights: Weights) -> Drafter:
     """A target's own head with random weights, its layer in the target's format."""
     model, like = MTPHead(target), target.embed.weight
-    own = model.embedding_norm, model.hidden_norm, model.fc, model.layer, model.readout.norm
     source = RandomWeights(like.device, like.dtype, weights.quantization)
-    source.fill(nn.ModuleList(own))
+    source.fill(nn.ModuleList(model.own))
     return drafter_for(model.to(like.device).eval())
 
 

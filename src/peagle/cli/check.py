@@ -118,22 +118,26 @@ def _drafter(
 ) -> tuple[dict[str, str], list[str]]:
     """Facts and problems of the drafter; those of a target that is to do without one."""
     from peagle.drafters.diagnosis import diagnose, diagnose_mtp
-    from peagle.drafters.kind import kind_asked
+    from peagle.drafters.kind import MTP, kind_asked
     from peagle.models.families import read_spec
     from peagle.models.weights import model_directory
 
-    if speculation.model is None and speculation.has_network:
-        if target is None:
-            raise InputError("method mtp drafts by the target's own tensors: give --target")
-        return diagnose_mtp(target)
-    if speculation.model is None:
+    if speculation.model is None and not speculation.has_network:
         try:
             spec = None if target is None else read_spec(target)
         except InputError as error:
             return {}, [str(error)]
         return {}, [] if spec is None else [*_too_long(speculation, spec.max_length)]
-    place = model_directory(speculation.model, revision=speculation.revision)
-    found = diagnose(place, target, kind_asked(speculation.parallel_drafting))
+    if speculation.model is not None:
+        place = model_directory(speculation.model, revision=speculation.revision)
+    elif target is not None:
+        place = target
+    else:
+        raise InputError("method mtp drafts by the target's own tensors: give --target")
+    if speculation.method == MTP.method:
+        found = diagnose_mtp(place, target)
+    else:
+        found = diagnose(place, target, kind_asked(speculation.parallel_drafting))
     facts = {"directory": str(place), **found.facts}
     return facts, [*found.problems, *_too_many(speculation.num_speculative_tokens, found)]
 

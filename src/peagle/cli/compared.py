@@ -102,8 +102,8 @@ class Compared(BothDrafters):
 
         most = None if self._one is None else self._one.num_speculative_tokens
         given = self.k or (most and (most,))
-        trained = {by: [config.default_k] for by, config in drafters.items()}
-        trained[MTP.method] = [MTP.default_k]
+        trained = {MTP.method: [MTP.default_k]}
+        trained |= {by: [config.default_k] for by, config in drafters.items()}
         return grid.cases(
             methods, {name: given or trained.get(name, [LOOKUP_K]) for name in methods}
         )

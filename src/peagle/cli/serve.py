@@ -332,7 +332,7 @@ def _start_vllm(
 def _as_its_files_say(speculation: SpeculativeConfig) -> SpeculativeConfig:
     """With method and K, which vLLM must be told. Raises `InputError` for what cannot be read."""
     from peagle.drafters.diagnosis import diagnose
-    from peagle.drafters.kind import DFLASH
+    from peagle.drafters.kind import KINDS
     from peagle.models.weights import model_directory
 
     if speculation.model is None:
@@ -342,5 +342,6 @@ def _as_its_files_say(speculation: SpeculativeConfig) -> SpeculativeConfig:
         raise InputError(f"{speculation.model}: {'; '.join(found.problems)}")
     k = speculation.num_speculative_tokens or found.config.default_k
     kind = found.config.kind
-    told = {"method": "dflash"} if kind is DFLASH else {"parallel_drafting": kind.parallel_drafting}
+    eagle = {"parallel_drafting": kind.parallel_drafting}
+    told = eagle if kind in KINDS else {"method": kind.method}
     return speculation.model_copy(update={"num_speculative_tokens": k, **told})

@@ -13,7 +13,7 @@ from peagle.errors import InputError
 if TYPE_CHECKING:
     from peagle.bench.case import Case
     from peagle.bench.synthetic import SyntheticWorkload
-    from peagle.drafters.network import HeadConfig
+    from peagle.drafters.network import NetworkConfig
 
 
 class Synthetic(Flags):
@@ -41,7 +41,7 @@ class Synthetic(Flags):
             )
         return self
 
-    def drafters(self, methods: Sequence[str]) -> "dict[str, HeadConfig]":
+    def drafters(self, methods: Sequence[str]) -> "dict[str, NetworkConfig]":
         """The drafters of the shape that have sizes of their own. Raises `InputError` for an
         unknown shape."""
         from peagle.bench.shapes import DRAFT_LAYERS, block_config, draft_config, shape_of

@@ -26,7 +26,7 @@ from peagle.drafters.correction import (
 )
 from peagle.drafters.kind import PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, DraftModel
-from peagle.drafters.network import HeadConfig, HeadNetwork, Network
+from peagle.drafters.network import Network, NetworkConfig
 from peagle.drafters.quantization import quantize
 from peagle.drafters.vocabulary import doubts, membership
 from peagle.errors import InputError
@@ -190,7 +190,7 @@ def tap_doubts(config: DrafterConfig) -> list[str]:
 
 
 def shared_tensors(
-    config: HeadConfig, target: DecoderSpec, tensors: Mapping[str, Tensor]
+    config: NetworkConfig, target: DecoderSpec, tensors: Mapping[str, Tensor]
 ) -> frozenset[str]:
     """The tensors that come from the target: embeddings and head, if absent and of its sizes."""
     shared = set()
@@ -219,7 +219,7 @@ def head_for_drafts(target: Ends) -> Linear:
     return head
 
 
-def attach_vocabulary(model: HeadNetwork, tensors: Mapping[str, Tensor]) -> None:
+def attach_vocabulary(model: Network, tensors: Mapping[str, Tensor]) -> None:
     """Give a drafter its map to target ids. Raises `InputError` when d2t is missing or wrong."""
     d2t = tensors.get(D2T)
     if not model.config.reduced_vocabulary:
@@ -245,7 +245,7 @@ def vocabulary_doubts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> l
     return doubts(tensors[D2T], tensors.get(T2D), config.transformer.vocab_size)
 
 
-def _maps_every_draft_id(d2t: Tensor, config: HeadConfig) -> bool:
+def _maps_every_draft_id(d2t: Tensor, config: NetworkConfig) -> bool:
     if tuple(d2t.shape) != (config.draft_vocab_size,):
         return False
     ids = d2t.to(torch.int64) + torch.arange(len(d2t))
@@ -273,7 +273,7 @@ def save_drafter(
 
 def write_network(
     directory: Path,
-    model: HeadNetwork,
+    model: Network,
     tensors: Mapping[str, Tensor],
     config: Mapping[str, Any],
     dtype: torch.dtype,
@@ -285,7 +285,7 @@ def write_network(
     (directory / "config.json").write_text(text, encoding="utf-8")
 
 
-def _vocabulary_tensors(model: HeadNetwork) -> dict[str, Tensor]:
+def _vocabulary_tensors(model: Network) -> dict[str, Tensor]:
     if not model.config.reduced_vocabulary:
         return {}
     kept = model.readout.vocabulary.cpu()

@@ -10,7 +10,7 @@ import torch
 from peagle.drafters.correction import read_selector_config
 from peagle.drafters.kind import EAGLE3, PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, default_taps
-from peagle.drafters.network import HeadConfig
+from peagle.drafters.network import NetworkConfig
 from peagle.errors import InputError
 from peagle.models.families import llama, qwen3
 from peagle.models.families.config import (
@@ -187,7 +187,7 @@ def _mask_token_id(values: Mapping[str, Any]) -> int | None:
 
 
 def config_problems(
-    config: HeadConfig,
+    config: NetworkConfig,
     target: DecoderSpec,
     taps_key: str = TAPS_KEY,
     mask_key: str = "pard_token and ptd_token_id",
@@ -242,7 +242,7 @@ def config_json(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
     return values
 
 
-def layers_json(config: HeadConfig, dtype: torch.dtype) -> dict[str, Any]:
+def layers_json(config: NetworkConfig, dtype: torch.dtype) -> dict[str, Any]:
     """The keys of a head's sizes, in any layout."""
     shape, attention, mlp = config.transformer, config.attention, config.mlp
     values: dict[str, Any] = {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peagle.drafters.kind import PEAGLE
 from peagle.drafters.model import DrafterConfig
-from peagle.drafters.network import HeadConfig
+from peagle.drafters.network import NetworkConfig
 from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.errors import InputError
 from peagle.models.families.config import LARGEST
@@ -48,7 +48,7 @@ def read_selector_config(directory: Path) -> SelectorConfig | None:
     )
 
 
-def selector_rules(config: HeadConfig) -> list[TensorRule]:
+def selector_rules(config: NetworkConfig) -> list[TensorRule]:
     """Every tensor of a selector's file."""
     assert config.selector is not None
     name, rank = "candidate_selector", config.selector.rank

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.kind import DFLASH, Kind
 from peagle.drafters.model import LayerCall, call_plainly
-from peagle.drafters.network import HeadConfig, HeadNetwork
+from peagle.drafters.network import Network, NetworkConfig
 from peagle.drafters.proposer import ProposerRows
 from peagle.drafters.readout import Readout
 from peagle.models.decoder import Attend, Attention, DecoderLayer
@@ -51,7 +51,7 @@ class ConvSpec:
 
 
 @dataclass(frozen=True)
-class BlockConfig(HeadConfig):
+class BlockConfig(NetworkConfig):
     """The sizes of a DFlash head."""
 
     block_size: int
@@ -168,7 +168,7 @@ def _around(
     return conv.mixed(sublayer(conv.mixed(x, weights[:, 0], rows)), weights[:, 1], rows)
 
 
-class BlockModel(HeadNetwork):
+class BlockModel(Network):
     """A DFlash head with a directory of its own; embeddings and head are mostly the target's."""
 
     config: BlockConfig

@@ -35,8 +35,8 @@ from peagle.drafters.dflash_checkpoint import (
 )
 from peagle.drafters.kind import DFLASH, MTP, PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
-from peagle.drafters.mtp import check_mtp
-from peagle.drafters.network import HeadConfig
+from peagle.drafters.mtp import check_mtp, is_mtp
+from peagle.drafters.network import NetworkConfig
 from peagle.errors import InputError
 from peagle.models.families import has_family, read_spec
 from peagle.models.families.config import architecture_of
@@ -61,7 +61,7 @@ class Diagnosis:
     """What the drafter is, as far as it could be read: label -> value."""
     problems: tuple[str, ...]
     """What is wrong, each with a fix; if empty, the drafter will load."""
-    config: HeadConfig | None
+    config: NetworkConfig | None
     """Its configuration as it will run; None if that could not be read."""
 
 
@@ -75,6 +75,8 @@ def diagnose(directory: Path, target: Path | None = None, kind: Kind | None = No
     shape = None
     if target is not None:
         shape = _attempt(lambda: read_target_spec(target), problems)
+    if is_mtp(directory):
+        return diagnose_mtp(directory, target, kind)
     if is_dflash(directory):
         return _diagnose_block(directory, shape, kind, problems)
     config = _attempt(lambda: _read_drafter(directory, shape), problems)
@@ -131,11 +133,16 @@ def foreign_facts(target: Path) -> dict[str, str]:
     return {"target": told}
 
 
-def diagnose_mtp(target: Path) -> tuple[dict[str, str], list[str]]:
-    """Facts and problems of a target's own head, as those of `Diagnosis`."""
+def diagnose_mtp(
+    directory: Path, target: Path | None = None, kind: Kind | None = None
+) -> Diagnosis:
+    """The same of a target's own head, in the target's directory or in one of its own."""
     problems: list[str] = []
-    tensors = _attempt(lambda: check_mtp(target), problems)
-    return {"method": _method(MTP), **_weight_facts(tensors or {})}, problems
+    if kind not in (None, MTP):
+        problems.append(f"its kind is {MTP.name}, not {kind.name}; give it as --drafter")
+    found = _attempt(lambda: check_mtp(directory, target or directory), problems)
+    config, tensors = found or (None, {})
+    return Diagnosis({"method": _method(MTP), **_weight_facts(tensors)}, tuple(problems), config)
 
 
 def target_problems(directory: Path, lora: str | None = None) -> list[str]:
@@ -172,7 +179,7 @@ def _as_deep_as_unknown(shape: DecoderSpec) -> DecoderSpec:
     return replace(shape, layers=UNKNOWN_TARGET.layers)
 
 
-def _implied_target(config: HeadConfig) -> DecoderSpec:
+def _implied_target(config: NetworkConfig) -> DecoderSpec:
     """The target that a drafter's own configuration implies."""
     return replace(_as_deep_as_unknown(config.transformer), hidden_size=config.target_hidden_size)
 
@@ -226,7 +233,7 @@ def _config_facts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> dict[
     }
 
 
-def _size_facts(config: HeadConfig, layers: str, taps: str) -> dict[str, str]:
+def _size_facts(config: NetworkConfig, layers: str, taps: str) -> dict[str, str]:
     """What is told of every head. layers: what of its layers beside their number."""
     shape, mask = config.transformer, config.mask_token_id
     return {

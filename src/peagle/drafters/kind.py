@@ -30,7 +30,7 @@ MTP = Kind("MTP", "mtp", "K tokens in K passes of the target's own head", 3, Fal
 DFLASH = Kind("DFlash", "dflash", "K tokens in one pass over a block", 15, True)
 KINDS = PEAGLE, EAGLE3
 """Those that vLLM calls eagle3, both with a directory of their own."""
-KIND_OF_METHOD = {kind.method: kind for kind in (*KINDS, DFLASH)}
+KIND_OF_METHOD = {kind.method: kind for kind in (*KINDS, DFLASH, MTP)}
 
 
 def kind_asked(parallel_drafting: bool | None) -> Kind | None:

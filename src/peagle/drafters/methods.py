@@ -9,9 +9,9 @@ from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.dflash import DFlash
 from peagle.drafters.dflash_checkpoint import is_dflash, load_dflash
 from peagle.drafters.drafter import Drafter
-from peagle.drafters.kind import DFLASH, PEAGLE, Kind, kind_asked
+from peagle.drafters.kind import DFLASH, MTP, PEAGLE, Kind, kind_asked
 from peagle.drafters.lookup import Lookup
-from peagle.drafters.mtp import load_mtp
+from peagle.drafters.mtp import is_mtp, load_mtp
 from peagle.drafters.network import Network
 from peagle.drafters.outside import load_outside
 from peagle.drafters.peagle import PEagle
@@ -39,6 +39,8 @@ def load_network(speculation: SpeculativeConfig, directory: Path, target: Decode
     if speculation.model is None:
         return load_mtp(directory, target)
     place = model_directory(speculation.model, revision=speculation.revision)
+    if speculation.method == MTP.method or is_mtp(place):
+        return load_mtp(place, target)
     if speculation.method == DFLASH.method or is_dflash(place):
         return load_dflash(place, target, speculation.quantization)
     kind = kind_asked(speculation.parallel_drafting)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from peagle.drafters.kind import EAGLE3, PEAGLE, Kind
-from peagle.drafters.network import HeadConfig, HeadNetwork
+from peagle.drafters.network import Network, NetworkConfig
 from peagle.drafters.readout import Readout
 from peagle.models.decoder import MLP, Attend, Attention, DecoderLayer
 from peagle.models.ends import Embedding
@@ -40,7 +40,7 @@ WHOLE_HEAD = 128
 
 
 @dataclass(frozen=True)
-class DrafterConfig(HeadConfig):
+class DrafterConfig(NetworkConfig):
     """A drafter's architecture and what it was trained for; keys as in vLLM's `config.json`: its
     taps are `eagle_aux_hidden_state_layer_ids`. The draft layers are alike but for their windows.
     """
@@ -117,7 +117,7 @@ class FirstLayer(nn.Module):
         return x + self.mlp(self.post_norm(x))
 
 
-class DraftModel(HeadNetwork):
+class DraftModel(Network):
     """A drafter with a directory of its own."""
 
     config: DrafterConfig

@@ -3,6 +3,7 @@ tensors (`mtp.*`) are among the target's. Qwen3.5, 3.6 and 3.8 have one.
 
 Position p reads the embedding of x_{p+1} and the target's state after its final norm, each normed;
 `fc` makes the layer's stream of both. A further draft's row reads the head's own normed output.
+Trained further, it has a directory of its own: these tensors, and the target's `config.json`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from peagle.drafters.checkpoint import head_for_drafts
+from peagle.drafters.checkpoint import head_for_drafts, write_network
 from peagle.drafters.kind import MTP, Kind
 from peagle.drafters.network import Network, NetworkConfig
 from peagle.drafters.readout import Readout
 from peagle.errors import InputError
+from peagle.files import replacing_directory
 from peagle.models.decoder import Attend, Decoder, decoder_layer
-from peagle.models.families import read_family
+from peagle.models.families import read_family, read_spec
 from peagle.models.families.family import Family
 from peagle.models.families.tensors import Place, centred
 from peagle.models.quantization import read_quantization
@@ -28,6 +30,8 @@ from peagle.models.weights import (
     TensorRule,
     about,
     assemble,
+    disassemble,
+    known_names,
     read_json,
     read_tensors,
     tensor_names,
@@ -38,9 +42,11 @@ from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
 from peagle.ops.packing import pack
 from peagle.ops.products.normed import Normed
-from peagle.ops.rope import rotation_at
+from peagle.ops.rope import rope_table, rotation_at
+from peagle.ops.weight import QuantizedWeight, replace_weight
 
 PREFIX = "mtp."
+QUANTIZATION, TRAINED = "quantization_config", "num_speculative_tokens"
 LAYERS, DEDICATED = "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"
 INSTEAD = "give a drafter as model, or method ngram"
 
@@ -55,11 +61,12 @@ class MTPConfig(NetworkConfig):
         return MTP
 
     @classmethod
-    def of(cls, target: DecoderSpec) -> "MTPConfig":
+    def of(cls, target: DecoderSpec, trained_tokens: int | None = None) -> "MTPConfig":
         """That of a target: a layer like its first that attends, over its last one's output."""
         layer = target.layers[next(iter(target.attention))]
-        alone = replace(target, layers=(layer,))
-        return cls(alone, target.hidden_size, taps=(len(target.layers),))
+        alone, taps = replace(target, layers=(layer,)), (len(target.layers),)
+        sizes = target.hidden_size, taps, target.vocab_size
+        return cls(alone, *sizes, trained_tokens=trained_tokens)
 
 
 class MTPHead(Network):
@@ -67,10 +74,10 @@ class MTPHead(Network):
 
     config: MTPConfig
 
-    def __init__(self, target: Decoder) -> None:
+    def __init__(self, target: Decoder, trained_tokens: int | None = None) -> None:
         """Its own weights have no values yet."""
         super().__init__()
-        self.config = MTPConfig.of(target.spec)
+        self.config = MTPConfig.of(target.spec, trained_tokens)
         shape = self.config.transformer
         size, eps = shape.hidden_size, shape.norm.eps
         with torch.device("meta"):
@@ -80,13 +87,18 @@ class MTPHead(Network):
             self.layer = decoder_layer(shape.layers[0], size)
             self.readout = Readout(shape, shape.vocab_size)
         self.readout.head = head_for_drafts(target)
-        self.embed, self.target_norm = target.embed, target.norm
+        self.embed, self.target_norm = target.embed, target.norm.requires_grad_(False)
         self.rotations, _ = target.rope.of_layers()[next(iter(target.spec.attention))]
 
     @property
     def blocks(self) -> Sequence[Any]:
         """As `Network`."""
         return (self.layer,)
+
+    @property
+    def own(self) -> Sequence[nn.Module]:
+        """The parts that are not the target's."""
+        return self.embedding_norm, self.hidden_norm, self.fc, self.layer, self.readout.norm
 
     def first_norms(self) -> FirstNorms:
         """As `Network`."""
@@ -129,27 +141,90 @@ def load_mtp(directory: Path, target: Decoder) -> MTPHead:
     Raises `InputError` where there is none that can be run: another family, no such layer or
     several, embeddings of its own, missing, unexpected or misshapen tensors.
     """
-    model, weight = MTPHead(target), target.embed.weight
-    _fill(model, directory, weight.dtype, weight.device)
+    weight = target.embed.weight
+    model, _ = _read(directory, target, weight.dtype, weight.device)
     pack(model)
     return model.to(weight.device).eval()
 
 
-def check_mtp(directory: Path) -> dict[str, Tensor]:
-    """The tensors of the head in a target's directory. Raises `InputError` as `load_mtp`."""
-    _, spec = read_family(directory)
-    with torch.device("meta"):
-        target = Decoder(spec, 1)
-    return _fill(MTPHead(target), directory, None, None)
+def trainable_mtp(directory: Path, target: Decoder, length: int) -> MTPHead:
+    """The same head to train on, for so many positions: what is its own learns, none of it packed.
+
+    Raises `InputError` as `load_mtp`.
+    """
+    weight = target.embed.weight
+    model, _ = _read(directory, target, weight.dtype, weight.device)
+    for name, part in [*model.layer.named_modules()]:
+        if isinstance(part, QuantizedWeight):
+            replace_weight(model.layer, name, nn.Parameter(part.dense().to(weight.dtype)))
+    attention = model.config.attention
+    table = rope_table(attention.rope, attention.head_dim, length)
+    model.rotations = table.to(weight.device)
+    for own in model.own:
+        own.requires_grad_()
+    return model.to(weight.device)
 
 
-def _fill(
-    model: MTPHead, directory: Path, dtype: torch.dtype | None, device: torch.device | None
-) -> dict[str, Tensor]:
-    """Give a head the values of its tensors, which are returned."""
+def read_mtp_config(directory: Path, target: DecoderSpec) -> MTPConfig:
+    """The sizes of the head in a directory. Raises `InputError` as `load_mtp`, but of tensors."""
     family, _ = read_family(directory)
+    values = read_json(directory / "config.json")
     with about(directory):
-        _refuse_unsupported(family, read_json(directory / "config.json"))
+        _refuse_unsupported(family, values)
+    trained = values.get(TRAINED)
+    return MTPConfig.of(target, trained if isinstance(trained, int) else None)
+
+
+def check_mtp(directory: Path, target: Path) -> tuple[MTPConfig, dict[str, Tensor]]:
+    """The sizes and the tensors of a head, which raises `InputError` as `load_mtp`.
+
+    target: a directory with the target's `config.json`, as that of the head has it, too.
+    """
+    with torch.device("meta"):
+        decoder = Decoder(read_spec(target), 1)
+    model, tensors = _read(directory, decoder, None, None)
+    return model.config, tensors
+
+
+def is_mtp(directory: Path) -> bool:
+    """Whether a directory holds a target's own head and nothing else."""
+    try:
+        names = known_names(directory)
+    except InputError:  # which is told where its tensors are read
+        return False
+    return bool(names) and all(name.startswith(PREFIX) for name in names)
+
+
+def save_mtp(
+    directory: Path, model: MTPHead, origin: Path, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write a head's directory whole or not at all, replacing an existing one.
+
+    Its tensors are called as in `origin`, where it was read, and none is in few bits.
+    """
+    family, _ = read_family(origin)
+    names, values = tensor_names(origin), read_json(origin / "config.json")
+    rules = [rule.as_stored(names) for rule in mtp_rules(family, model.config)]
+    plain = {**_unquantized(values), TRAINED: model.config.trained_tokens}
+    with replacing_directory(directory) as fresh:
+        write_network(fresh, model, disassemble(model, rules), plain, dtype)
+
+
+def _unquantized(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _unquantized(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if key != QUANTIZATION
+    }
+
+
+def _read(
+    directory: Path, target: Decoder, dtype: torch.dtype | None, device: torch.device | None
+) -> tuple[MTPHead, dict[str, Tensor]]:
+    """A head with the values of its tensors, and these."""
+    family, _ = read_family(directory)
+    model = MTPHead(target, read_mtp_config(directory, target.spec).trained_tokens)
+    with about(directory):
         names = {name for name in tensor_names(directory) if name.startswith(PREFIX)}
         if not names:
             told = "its files hold no mtp.* tensors, as some quantised copies do not"
@@ -157,8 +232,7 @@ def _fill(
         quantization, tensors = read_quantization(directory), read_tensors(directory, names)
         rules = [quantization.as_stored(rule, names) for rule in mtp_rules(family, model.config)]
         assemble(model, rules, tensors, quantization.ignored(names), dtype, device)
-    model.requires_grad_(False)
-    return tensors
+    return model.requires_grad_(False), tensors
 
 
 def _refuse_unsupported(family: Family, values: Mapping[str, Any]) -> None:

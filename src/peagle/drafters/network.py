@@ -27,6 +27,11 @@ class NetworkConfig(ABC):
     target_hidden_size: int
     taps: tuple[int, ...]
     """Target layers whose inputs are features, ascending; one past the last: its output."""
+    draft_vocab_size: int
+    mask_token_id: int | None = field(default=None, kw_only=True)
+    """The mask slots' token; None where a network has no mask slots."""
+    selector: SelectorConfig | None = field(default=None, kw_only=True)
+    """What corrects drafts by the draft before; None: they stay as they are."""
     trained_tokens: int | None = field(default=None, kw_only=True)
     """K that the network was trained for, if its files say."""
 
@@ -50,17 +55,6 @@ class NetworkConfig(ABC):
         """Width of a target feature before it is projected."""
         return len(self.taps) * self.target_hidden_size
 
-
-@dataclass(frozen=True)
-class HeadConfig(NetworkConfig):
-    """Sizes of a network with a directory of its own."""
-
-    draft_vocab_size: int
-    mask_token_id: int | None = field(default=None, kw_only=True)
-    """The mask slots' token; None where a network has no mask slots."""
-    selector: SelectorConfig | None = field(default=None, kw_only=True)
-    """What corrects drafts by the draft before; None: they stay as they are."""
-
     @property
     def layer(self) -> LayerSpec:
         """What every draft layer is, except for its window; the first layer's attention may read
@@ -74,7 +68,7 @@ class HeadConfig(NetworkConfig):
 
     @property
     def mlp(self) -> MLPSpec:
-        """The MLP of a draft layer: no drafter has experts."""
+        """The MLP of a draft layer: only a target's own head may have experts."""
         assert isinstance(self.layer.feed_forward, MLPSpec)
         return self.layer.feed_forward
 
@@ -148,9 +142,3 @@ class Network(nn.Module, ABC):
     def feedback(self, hidden: Tensor) -> Tensor:
         """The features of drafts' rows, made of the streams [rows, hidden_size] that drafted
         them."""
-
-
-class HeadNetwork(Network):
-    """A network with a directory of its own."""
-
-    config: HeadConfig

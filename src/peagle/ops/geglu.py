@@ -1,13 +1,12 @@
 """GEGLU, the gate of Gemma's MLPs."""
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from peagle.ops.triton import in_kernels
 
 
-@in_kernels("swiglu", lambda *_: not torch.is_grad_enabled())  # kernels have no gradient
+@in_kernels("swiglu")
 def geglu(gate_up: Tensor) -> Tensor:
     """gelu(gate) * up of [rows, 2 * width], gate and up side by side: [rows, width].
 

@@ -14,7 +14,7 @@ feature_cache and feature_format (kept on disk).
 
 P-EAGLE's pass: cod (which depths each anchor keeps), mask (which keys each query sees), partition
 (depth 0 once, deeper elements in segments), segment, context (what segments share), attention.
-DFlash's pass: blocks, by the same partition. EAGLE-3's: unroll.
+DFlash's pass: blocks, by the same partition. EAGLE-3's and MTP's: unroll.
 
 Learning: initial (the drafter before step 0), loss, depth_weights (how much each element counts in
 it), estimate (acceptance length without an engine), optimizer, adamw, product and lookup (weights

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from peagle.drafters.network import HeadConfig
+from peagle.drafters.network import NetworkConfig
 from peagle.errors import InputError
 from peagle.files import replacing, sync, unfinished, writing
 from peagle.models.weights import read_json
@@ -58,7 +58,7 @@ class FeatureCache:
     def __init__(
         self,
         recipe: Recipe,
-        config: HeadConfig,
+        config: NetworkConfig,
         data: Mapping[Split, PackedRows],
         device: torch.device,
         ranks: Ranks,
@@ -270,7 +270,7 @@ class CachedFeatures(FeatureSource):
         return joined.to(self.device, non_blocking=True)
 
 
-def cache_bytes(recipe: Recipe, config: HeadConfig, rows: int) -> int:
+def cache_bytes(recipe: Recipe, config: NetworkConfig, rows: int) -> int:
     """Bytes that the features of `rows` packed rows take on disk."""
     return rows * row_bytes(config, recipe.row_length, recipe.feature_dtype)
 
@@ -279,7 +279,7 @@ def made_from(
     recipe: Recipe,
     teacher: Teacher,
     dtype: torch.dtype,
-    config: HeadConfig,
+    config: NetworkConfig,
     data: Mapping[Split, PackedRows],
 ) -> dict[str, object]:
     """Everything that features depend on, keyed by the words an error uses for a mismatch."""

@@ -6,7 +6,7 @@ A slice is one token's hidden state at one tapped layer, or its final one.
 import torch
 from torch import Tensor
 
-from peagle.drafters.network import HeadConfig
+from peagle.drafters.network import NetworkConfig
 from peagle.train.features import Features
 from peagle.train.recipe import FeatureDType
 
@@ -17,7 +17,7 @@ LEAST_EXPONENT = -100
 SCALES = ".scales"
 
 
-def row_bytes(config: HeadConfig, row_length: int, kind: FeatureDType) -> int:
+def row_bytes(config: NetworkConfig, row_length: int, kind: FeatureDType) -> int:
     """Bytes of one packed row."""
     slices = row_length * (len(config.taps) + 1)
     numbers = slices * config.target_hidden_size

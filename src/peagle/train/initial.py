@@ -14,11 +14,13 @@ from peagle.drafters.dflash import BlockConfig, BlockModel
 from peagle.drafters.dflash_checkpoint import is_dflash, read_block_config, read_dflash
 from peagle.drafters.kind import PEAGLE
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps, heads_like
-from peagle.drafters.network import HeadConfig, HeadNetwork
+from peagle.drafters.mtp import MTPConfig, MTPHead, read_mtp_config, trainable_mtp
+from peagle.drafters.network import Network, NetworkConfig
 from peagle.drafters.readout import Readout
 from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.drafters.vocabulary import most_frequent, offsets
 from peagle.errors import InputError
+from peagle.models.decoder import Decoder
 from peagle.models.ends import Embedding, Ends
 from peagle.models.loading import LENGTHEN
 from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec, NormSpec
@@ -32,15 +34,18 @@ SPREAD = 0.2
 """Size of a selector's first vectors: from larger ones it learns its few examples by heart."""
 
 
-def drafter_config(recipe: Recipe, target: DecoderSpec) -> HeadConfig:
+def drafter_config(recipe: Recipe, target: DecoderSpec) -> NetworkConfig:
     """The drafter a recipe asks for. Raises `InputError` with all that does not fit its target."""
-    if recipe.initial_drafter is None:
+    problems: list[str] = []
+    if recipe.method == "mtp":
+        config = _own_head(recipe, target)
+    elif recipe.initial_drafter is None:
         config = _new(recipe, target)
         problems = config_problems(config, target, "taps", "mask_token_id")
         if isinstance(config, BlockConfig) and 0 in config.taps:
             problems.append("taps 0, the embeddings, has no name in DFlash's layout; leave it out")
     else:
-        config, problems = _continued(recipe, model_directory(recipe.initial_drafter), target), []
+        config = _continued(recipe, model_directory(recipe.initial_drafter), target)
     if config.draft_vocab_size > target.vocab_size:
         problems.append(
             f"its draft_vocab_size {config.draft_vocab_size} is above the target's vocabulary of "
@@ -56,7 +61,7 @@ def drafter_config(recipe: Recipe, target: DecoderSpec) -> HeadConfig:
     return config
 
 
-def _new(recipe: Recipe, target: DecoderSpec) -> HeadConfig:
+def _new(recipe: Recipe, target: DecoderSpec) -> NetworkConfig:
     """That of a drafter with new weights."""
     drafted, k = recipe.draft_vocab_size or target.vocab_size, recipe.num_speculative_tokens
     sizes: dict[str, Any] = {
@@ -73,15 +78,23 @@ def _new(recipe: Recipe, target: DecoderSpec) -> HeadConfig:
     return DrafterConfig(**sizes, norm_before_residual=norms, selector=selector)
 
 
-def new_head(config: HeadConfig, length: int) -> HeadNetwork:
+def _own_head(recipe: Recipe, target: DecoderSpec) -> NetworkConfig:
+    """That of the target's own head."""
+    place = model_directory(recipe.initial_drafter or recipe.target, weights=False)
+    return replace(read_mtp_config(place, target), trained_tokens=recipe.num_speculative_tokens)
+
+
+def new_head(config: NetworkConfig, length: int, target: DecoderSpec) -> Network:
     """A drafter of its sizes, without values. length: positions that it has."""
+    if isinstance(config, MTPConfig):
+        return MTPHead(Decoder(target, length), config.trained_tokens)
     if isinstance(config, BlockConfig):
         return BlockModel(config, length)
     assert isinstance(config, DrafterConfig)
     return DraftModel(config, length)
 
 
-def _continued(recipe: Recipe, directory: Path, target: DecoderSpec) -> HeadConfig:
+def _continued(recipe: Recipe, directory: Path, target: DecoderSpec) -> NetworkConfig:
     """That of the drafter to train on from, with the recipe's selector."""
     read = read_block_config if is_dflash(directory) else read_drafter_config
     config = read(directory, target)
@@ -146,7 +159,7 @@ def _windows(recipe: Recipe) -> list[int | None]:
     return [None if layer in full else width for layer in range(recipe.num_hidden_layers)]
 
 
-def initial_drafter(recipe: Recipe, target: Ends, rows: PackedRows) -> HeadNetwork:
+def initial_drafter(recipe: Recipe, target: Ends, rows: PackedRows) -> Network:
     """The recipe's drafter to train on from, else one with the target's embeddings and head.
 
     Everything else is drawn from the seed.
@@ -157,7 +170,9 @@ def initial_drafter(recipe: Recipe, target: Ends, rows: PackedRows) -> HeadNetwo
     config = drafter_config(recipe, target.spec)
     check_mask_token(recipe, rows)
     torch.manual_seed(recipe.seed)
-    if recipe.initial_drafter is None:
+    if isinstance(config, MTPConfig):
+        model: Network = _continued_head(recipe, target, config)
+    elif recipe.initial_drafter is None:
         model = _new_drafter(recipe, target, config, rows)
     else:
         model = _continued_drafter(recipe, target, config)
@@ -168,14 +183,14 @@ def initial_drafter(recipe: Recipe, target: Ends, rows: PackedRows) -> HeadNetwo
     return model
 
 
-def kept_tokens(config: HeadConfig, rows: PackedRows) -> Tensor:
+def kept_tokens(config: NetworkConfig, rows: PackedRows) -> Tensor:
     """Target ids that a drafter with a reduced vocabulary drafts, ascending: the most frequent."""
     counts = torch.bincount(rows.tokens[rows.loss_mask], minlength=config.transformer.vocab_size)
     return most_frequent(counts, config.draft_vocab_size)
 
 
-def _new_drafter(recipe: Recipe, target: Ends, config: HeadConfig, rows: PackedRows) -> HeadNetwork:
-    model = new_head(config, recipe.row_length + recipe.num_speculative_tokens)
+def _new_drafter(recipe: Recipe, target: Ends, config: NetworkConfig, rows: PackedRows) -> Network:
+    model = new_head(config, recipe.row_length + recipe.num_speculative_tokens, target.spec)
     model.apply(_draw)
     if isinstance(model, DraftModel) and config.kind is PEAGLE:
         nn.init.normal_(model.mask_hidden)
@@ -189,13 +204,13 @@ def _new_drafter(recipe: Recipe, target: Ends, config: HeadConfig, rows: PackedR
     return model.to(target.embed.weight.device, target.embed.weight.dtype)
 
 
-def _continued_drafter(recipe: Recipe, target: Ends, config: HeadConfig) -> HeadNetwork:
+def _continued_drafter(recipe: Recipe, target: Ends, config: NetworkConfig) -> Network:
     """The drafter to train on from, with a new selector where the recipe wants one."""
     assert recipe.initial_drafter is not None
     directory = model_directory(recipe.initial_drafter)
     length = max(target.max_length, recipe.row_length + recipe.num_speculative_tokens)
     if isinstance(config, BlockConfig):
-        read: HeadNetwork = read_dflash(directory, target, length)
+        read: Network = read_dflash(directory, target, length)
     else:
         read = read_drafter(directory, target, config.kind, length)
     model = copy.deepcopy(read)  # what is the target's stays as it is there
@@ -205,6 +220,15 @@ def _continued_drafter(recipe: Recipe, target: Ends, config: HeadConfig) -> Head
     if recipe.selector_rank is not None:
         model.readout.selector = config.new_selector()
         model.readout.to(target.embed.weight.device, target.embed.weight.dtype)
+    return model
+
+
+def _continued_head(recipe: Recipe, target: Ends, config: MTPConfig) -> MTPHead:
+    """The target's own head, with what is its own to learn."""
+    assert isinstance(target, Decoder), "peagle runs every family that has one"
+    place = model_directory(recipe.initial_drafter or recipe.target)
+    model = trainable_mtp(place, target, recipe.row_length + recipe.num_speculative_tokens)
+    model.config = config
     return model
 
 
@@ -230,7 +254,7 @@ def check_mask_token(recipe: Recipe, rows: PackedRows) -> None:
             )
 
 
-def choose_trained(recipe: Recipe, model: HeadNetwork) -> None:
+def choose_trained(recipe: Recipe, model: Network) -> None:
     """Freeze what the recipe does not train; embeddings that it trains become float32."""
     if recipe.train == "selector":
         model.requires_grad_(False)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from peagle.drafters.network import HeadNetwork
+from peagle.drafters.network import Network
 from peagle.models.ends import Ends
 from peagle.ops.acceptance import shared_draw
 from peagle.ops.divergence import weigh
@@ -29,7 +29,7 @@ def chunk_rows(vocabulary: int) -> int:
 class Comparison:
     """Compares a drafter's hidden states with the target's."""
 
-    def __init__(self, model: HeadNetwork, target: Ends, loss: str) -> None:
+    def __init__(self, model: Network, target: Ends, loss: str) -> None:
         """loss: a name in `divergence.LOSSES`."""
         self._readout, self._target, self._loss = model.readout, target, loss
         self._wanted = dense(target.head.weight).detach()

@@ -7,7 +7,7 @@ one device.
 import copy
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from peagle.device import resolve_device, resolve_dtype
-from peagle.drafters.kind import DFLASH, EAGLE3
-from peagle.drafters.network import HeadNetwork
+from peagle.drafters.kind import DFLASH, MTP
+from peagle.drafters.network import Network
 from peagle.models.decoder import Decoder
 from peagle.models.foreign import foreign_bytes
 from peagle.models.foreign import multiplied as multiplied_by
@@ -40,6 +40,7 @@ from peagle.train.segment import elements_per_segment, kept_by_layer
 from peagle.train.work import Work
 
 PARTS = {
+    "embedding_norm": "fc",
     "embed": "embeddings",
     "fc": "fc",
     "feature_norm": "fc",
@@ -47,8 +48,9 @@ PARTS = {
     "mask_hidden": "fc",
     "hidden_norm": "fc",
     "first": "layers",
-    "layers": "layers",
+    "layer": "layers",
     "rest": "layers",
+    "target_norm": "head",
     "readout.norm": "head",
     "readout.head": "head",
     "readout.selector": "selector",
@@ -81,7 +83,7 @@ class Forecast(Preflight):
     """Parameters of the target's layers that an element is multiplied by."""
     stored: Stored
     """The target's memory, as its files hold it."""
-    model: HeadNetwork
+    model: Network
     """Without values."""
 
     @classmethod
@@ -94,7 +96,7 @@ class Forecast(Preflight):
         device = resolve_device(recipe.device)
         dtype, ready = resolve_dtype("auto", device), Preflight.of(recipe, dry_run=dry_run)
         with torch.device("meta"):
-            model = new_head(ready.config, 1).to(dtype)
+            model = new_head(ready.config, 1, ready.teacher.spec).to(dtype)
         choose_trained(recipe, model)
         teacher = ready.teacher
         if teacher.own:
@@ -136,7 +138,7 @@ class Forecast(Preflight):
         """Every key of the recipe with the value that the run uses."""
         attentions = self.config.transformer.attention.values()
         return self.recipe.model_dump() | {
-            "intermediate_size": self.config.mlp.intermediate_size,
+            "intermediate_size": self.config.layer.feed_forward.intermediate_size,
             "qk_norm": self.config.attention.qk_norm,
             "draft_vocab_size": self.config.draft_vocab_size,
             "sliding_window": max(each.window or 0 for each in attentions) or None,
@@ -195,7 +197,7 @@ class Forecast(Preflight):
     @property
     def _one_pass(self) -> bool:
         """Whether rows deeper than depth 0 share its keys and values, and their gradients."""
-        return self.config.kind is not EAGLE3
+        return self.config.kind.parallel_drafting
 
     @property
     def through(self) -> int:
@@ -209,6 +211,11 @@ class Forecast(Preflight):
         if self.config.kind is DFLASH:
             return in_products(*(layer.attention.qkv for layer in self.model.blocks))
         return in_products(*self.model.blocks)
+
+    @property
+    def _through_fc(self) -> int:
+        """Rows of an average step that go through `fc`: MTP's of all depths, which read tokens."""
+        return self.step.tokens + self.step.deeper * (self.config.kind is MTP)
 
     @property
     def disk(self) -> int:
@@ -228,7 +235,7 @@ class Forecast(Preflight):
         tokens, deeper = self.step.largest_pass, self.step.largest_segment
         features = tokens * (self.config.feature_size + self.config.target_hidden_size)
         return {
-            "weights": _bytes(self.model),
+            "weights": sum(each.nbytes for each in self._own),
             **self._state(),
             "target": target,
             "features": features * self.dtype.itemsize,
@@ -236,6 +243,12 @@ class Forecast(Preflight):
             "activations deeper": self._activations(deeper, tokens + deeper * self._one_pass),
             "logits": self._logits(),
         }
+
+    @property
+    def _own(self) -> Iterable[Tensor]:
+        """The drafter's parameters but for those of its target's that it reads in place."""
+        shared = self.config.kind is MTP
+        return (p for p in self.model.parameters() if p.requires_grad or not shared)
 
     def _state(self) -> dict[str, int]:
         """Bytes that training keeps besides the weights, found by a step without values."""
@@ -298,7 +311,7 @@ class Forecast(Preflight):
             layers += 2 * step.tokens * self._in_context
         return {
             "target": self._target_operations(step) * (not self._cached),
-            "draft layers": layers + of_fc * step.tokens * self.model.fc.weight.numel(),
+            "draft layers": layers + of_fc * self._through_fc * self.model.fc.weight.numel(),
             "head and loss": self._head_operations(step, of_head),
         }
 
@@ -354,7 +367,9 @@ class Forecast(Preflight):
 
     def measure_rate(self, seconds: float = 0.3) -> float:
         """Operations per second of the draft layers' largest product, measured on the device."""
-        weight = torch.randn(self.model.blocks[0].mlp.gate_up.weight.shape, dtype=self.dtype)
+        products = (part.weight for part in self.model.blocks[0].modules() if type(part) is Linear)
+        largest = max(map(dense, products), key=Tensor.numel)
+        weight = torch.randn(largest.shape, dtype=self.dtype)
         rows = torch.randn(self.step.largest_pass, weight.shape[1], dtype=self.dtype)
         weight, rows = weight.to(self.device), rows.to(self.device)
         done, start = -1, time.perf_counter()  # the first one warms up
@@ -370,10 +385,6 @@ class Forecast(Preflight):
 def part_of(parameter: str) -> str:
     """The part that a parameter belongs to."""
     return next(part for begin, part in PARTS.items() if parameter.startswith(begin))
-
-
-def _bytes(module: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in module.parameters())
 
 
 def in_products(*modules: nn.Module) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.correction import FOLDER
-from peagle.drafters.network import HeadConfig
+from peagle.drafters.network import NetworkConfig
 from peagle.errors import InputError
 from peagle.models.tokenizer import load_tokenizer
 from peagle.train.cod import reaches
@@ -37,7 +37,7 @@ class Preflight:
 
     recipe: Recipe
     teacher: Teacher
-    config: HeadConfig
+    config: NetworkConfig
     """The drafter's."""
     training: PackedRows
     validation: PackedRows

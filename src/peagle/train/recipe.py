@@ -10,6 +10,7 @@ import yaml
 from pydantic import AfterValidator, Field, model_validator
 
 from peagle.configuration import Config, NonNegativeInt, PositiveInt
+from peagle.drafters.kind import KIND_OF_METHOD, Kind
 from peagle.errors import InputError
 from peagle.files import read_yaml
 
@@ -18,14 +19,6 @@ UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
 FeatureDType = Literal["bfloat16", "fp8"]
 DEPTH_0 = ("cod_ratio", "cod_floor", "activation_checkpointing")
 SELECTOR = ("selector_rank", "selector_candidates")
-IDLE = {
-    "peagle": ("anchors",),
-    "eagle3": (*DEPTH_0, "dpace", *SELECTOR, "elements_per_segment", "anchors"),
-    "dflash": (*DEPTH_0, *SELECTOR, "qk_norm", "norm_before_residual", "train_embeddings", "train"),
-}
-"""Keys that a method makes no use of."""
-FROZEN = ("loss", "train_head", "train_embeddings", "optimizer", "activation_checkpointing")
-"""Keys about what does not learn where a selector alone does."""
 SHAPE = (
     "num_hidden_layers",
     "sliding_window",
@@ -37,6 +30,17 @@ SHAPE = (
     "norm_before_residual",
 )
 """Keys that a drafter to train on from has decided."""
+UNROLLED = (*DEPTH_0, "dpace", *SELECTOR, "elements_per_segment", "anchors")
+TARGETS = ("train_head", "train_embeddings", "train", "target_backend")
+IDLE = {
+    "peagle": ("anchors",),
+    "eagle3": UNROLLED,
+    "mtp": (*UNROLLED, *SHAPE, *TARGETS),
+    "dflash": (*DEPTH_0, *SELECTOR, "qk_norm", "norm_before_residual", "train_embeddings", "train"),
+}
+"""Keys that a method makes no use of."""
+FROZEN = ("loss", "train_head", "train_embeddings", "optimizer", "activation_checkpointing")
+"""Keys about what does not learn where a selector alone does."""
 
 
 class Recipe(Config):
@@ -50,7 +54,8 @@ class Recipe(Config):
     """JSONL files, also .gz, or hf:ID_OR_PATH[:SPLIT] for datasets; read in this order."""
     output: UserPath
     """Directory of the drafter; the best checkpoint so far is always there."""
-    method: Literal["peagle", "eagle3", "dflash"] = "peagle"
+    method: Literal["peagle", "eagle3", "dflash", "mtp"] = "peagle"
+    """mtp: go on with the head in the files of a Qwen3.5 to 3.8."""
 
     num_hidden_layers: PositiveInt = 4
     intermediate_size: PositiveInt | None = None
@@ -68,17 +73,16 @@ class Recipe(Config):
     taps: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
     """Target layers read as features; unset: 2, N // 2, N - 3."""
     train_embeddings: bool | None = None
-    """Unset: P-EAGLE learns its own, as its mask token must; EAGLE-3 and DFlash share the
-    target's."""
+    """Unset: P-EAGLE learns its own, as its mask token must; others share the target's."""
     train_head: bool | None = None
     """The head starts as the target's; with it frozen, a step is faster and takes less memory.
-    Unset: it learns, but DFlash's, which is the target's."""
+    Unset: it learns, but DFlash's and MTP's, which is the target's."""
     mask_token_id: NonNegativeInt | None = None
     """A token that never occurs in text; P-EAGLE and DFlash, and required there."""
     norm_before_residual: bool = False
     initial_drafter: str | None = None
     """A drafter's directory or hub id to train on from; it decides the layers, taps and vocabulary.
-    Unset: a new drafter."""
+    Unset: a new drafter; for MTP the head in the target's files."""
     selector_rank: PositiveInt | None = None
     """Learn a selector, which corrects each draft by the one before it; 64 to 256 (P-EAGLE only).
     Unset: none, or that of `initial_drafter`."""
@@ -102,7 +106,7 @@ class Recipe(Config):
     is its paper's 4 for blocks of 8 rows, 7 for 16, and on that line for others."""
     dpace: Share | None = None
     """D-PACE's smoothing, 0.5 in its paper: weigh an element by how many tokens are expected to be
-    accepted through it (not for EAGLE-3). Unset: all elements of a depth weigh the same."""
+    accepted through it (not for EAGLE-3 and MTP). Unset: all elements of a depth weigh the same."""
     loss: Literal["kl", "cross_entropy", "tv", "lk"] = "kl"
     """Divergence from the target's distribution, cross-entropy with its most likely token, total
     variation, or LK's hybrid: KL that turns to total variation where the two agree. Over the draft
@@ -132,8 +136,8 @@ class Recipe(Config):
     """Rows that go through the models together; the gradients of a step's passes are added up."""
     elements_per_segment: PositiveInt | None = None
     """Elements deeper than 0, or rows of blocks, that go through the drafter together (not for
-    EAGLE-3); bounds memory, not results, but for `dpace`, whose weights have a mean of 1 in each.
-    Unset: 6,144, on a GPU more for a drafter smaller than Qwen3-8B's, in the same memory."""
+    EAGLE-3 and MTP); bounds memory, not results, but for `dpace`, whose weights have a mean of 1 in
+    each. Unset: 6,144, on a GPU more for a drafter smaller than Qwen3-8B's, in the same memory."""
     steps: PositiveInt
     activation_checkpointing: bool = False
     """Recompute depth 0's layers for the gradient: a third of its time for most of its memory
@@ -153,13 +157,13 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _fit_method(self) -> Self:
-        if self.method != "eagle3" and self.mask_token_id is None:
+        if self.kind.parallel_drafting and self.mask_token_id is None:
             raise ValueError(
                 f"method {self.method} needs mask_token_id, an id that never occurs in text (how "
                 "to choose it: docs/first-drafter.md)"
             )
-        if self.method == "eagle3" and self.mask_token_id is not None:
-            raise ValueError("method eagle3 has no mask slots; leave mask_token_id out")
+        if not self.kind.parallel_drafting and self.mask_token_id is not None:
+            raise ValueError(f"method {self.method} has no mask slots; leave mask_token_id out")
         if idle := [key for key in IDLE[self.method] if self._changes(key)]:
             raise ValueError(
                 f"method {self.method} makes no use of {', '.join(idle)}; leave that out"
@@ -218,6 +222,11 @@ class Recipe(Config):
         return bool(getattr(self, key) != type(self).model_fields[key].default)
 
     @property
+    def kind(self) -> Kind:
+        """The kind of drafter."""
+        return KIND_OF_METHOD[self.method]
+
+    @property
     def warmup(self) -> int:
         """Steps to the full learning rate, fewer than `steps`."""
         return self.warmup_steps if self.warmup_steps < self.steps else self.steps // 2
@@ -232,7 +241,8 @@ class Recipe(Config):
     @property
     def trains_head(self) -> bool:
         """Whether the head learns."""
-        return self.method != "dflash" if self.train_head is None else self.train_head
+        own = self.method not in ("dflash", "mtp")
+        return own if self.train_head is None else self.train_head
 
     @property
     def decay(self) -> float:

@@ -14,11 +14,13 @@ from peagle.drafters.dflash import BlockModel
 from peagle.drafters.dflash_checkpoint import save_dflash
 from peagle.drafters.kind import DFLASH, PEAGLE
 from peagle.drafters.model import DraftModel
-from peagle.drafters.network import HeadNetwork
+from peagle.drafters.mtp import MTPHead, save_mtp
+from peagle.drafters.network import Network
 from peagle.errors import InputError
 from peagle.files import writing
 from peagle.models.decoder import Decoder
 from peagle.models.ends import Ends
+from peagle.models.weights import model_directory
 from peagle.ops.weight import dense
 from peagle.train.blocks import BlockPass
 from peagle.train.cod import Chains, Elements, sample_chains
@@ -72,7 +74,7 @@ class Trainer:
         self,
         recipe: Recipe,
         target: Ends,
-        model: HeadNetwork,
+        model: Network,
         training: PackedRows,
         validation: PackedRows,
         source: FeatureSource,
@@ -176,8 +178,7 @@ class Trainer:
         recipe, model = self.recipe, self.model
         if isinstance(model, BlockModel):
             return BlockPass(model, batch, features, chains, self._segment)
-        assert isinstance(model, DraftModel)
-        if model.config.kind is PEAGLE:
+        if isinstance(model, DraftModel) and model.config.kind is PEAGLE:
             limits = self._segment, recipe.activation_checkpointing
             return ParallelPass(model, batch, features, chains, *limits)
         return SequentialPass(model, batch, features, recipe.num_speculative_tokens)
@@ -237,6 +238,9 @@ class Trainer:
     def _save(self) -> None:
         if isinstance(self.model, BlockModel):
             save_dflash(self._output, self.model, shared=self._shared)
+        elif isinstance(self.model, MTPHead):
+            origin = self.recipe.initial_drafter or self.recipe.target
+            save_mtp(self._output, self.model, model_directory(origin))
         elif isinstance(self.model, DraftModel):
             save_drafter(self._output, self.model, shared=self._shared)
 

@@ -1,11 +1,11 @@
-"""EAGLE-3's training pass: depth by depth, each reading the output of the previous one."""
+"""EAGLE-3's and MTP's training pass: depth by depth, each reading the previous one's output."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from peagle.drafters.model import DraftModel
+from peagle.drafters.network import Network
 from peagle.ops.cached_attention import AttentionHeads
 from peagle.train.attention import Weighed, merge
 from peagle.train.cod import Elements, reaches
@@ -16,9 +16,9 @@ from peagle.transfer import to_device
 
 
 class SequentialPass:
-    """One batch through an EAGLE-3 drafter: its own unroll, all anchors at all depths."""
+    """One batch through such a drafter: its own unroll, all anchors at all depths."""
 
-    def __init__(self, model: DraftModel, batch: Batch, features: Features, depths: int) -> None:
+    def __init__(self, model: Network, batch: Batch, features: Features, depths: int) -> None:
         self._model, self._batch, self._features = model, batch, features
         self._depths = depths
 

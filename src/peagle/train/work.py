@@ -56,18 +56,18 @@ class Work:
 
 
 def _through(recipe: Recipe, chains: Chains) -> Chains:
-    """The chains that go through the layers: EAGLE-3 unrolls every token to every depth, and
+    """The chains that go through the layers: EAGLE-3 and MTP unroll every token to every depth, and
     DFlash's blocks are whole."""
-    if recipe.method == "peagle":
-        return chains
     if recipe.method == "dflash":
         return chains.blocks(recipe.num_speculative_tokens + 1)
+    if recipe.kind.parallel_drafting:
+        return chains
     return Chains(torch.full_like(chains.lengths, recipe.num_speculative_tokens))
 
 
 def _segment(recipe: Recipe, deeper: int, limit: int) -> int:
-    """Elements of the largest segment of a pass; EAGLE-3's depths are kept together."""
-    if recipe.method == "eagle3":
+    """Elements of the largest segment of a pass; unrolled depths are kept together."""
+    if not recipe.kind.parallel_drafting:
         return deeper
     return -(-deeper // max(-(-deeper // limit), 1))
 

@@ -51,9 +51,10 @@ class Kernels:
     """Whether only a Hopper GPU runs the kernels."""
 
     def chosen(self, *args: Any) -> ModuleType | None:
-        """The module, where it takes arguments of which the first tensor is on a GPU."""
-        there = on_hopper if self.hopper else has_kernels
-        if not there(_first_tensor(args)):
+        """The module, where it takes arguments of which the first tensor is on a GPU, and needs no
+        gradient, which no kernel has."""
+        there, first = on_hopper if self.hopper else has_kernels, _first_tensor(args)
+        if not there(first) or (first.requires_grad and torch.is_grad_enabled()):
             return None
         module = kernels(self.name)
         return module if self.when is None or self.when(module, *args) else None
