@@ -20,8 +20,8 @@ from sweeps import leave_to_the_night
 from transformers.utils import logging
 
 from peagle.drafters.checkpoint import load_drafter
-from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
+from peagle.drafters.proposer import Drafter
 from peagle.models.decoder import Decoder
 from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe

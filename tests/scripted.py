@@ -16,9 +16,9 @@ from torch import Tensor
 
 from peagle import LLM
 from peagle.config import EngineConfig
-from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DraftModel
+from peagle.drafters.proposer import Drafter
 from peagle.engine.engine import Engine
 from peagle.engine.host.proposals import HostProposerRows
 from peagle.engine.host.rows import RequestRows

@@ -65,10 +65,9 @@ from transformers import (
 
 from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.checkpoint import load_drafter, save_drafter
-from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel
-from peagle.drafters.proposer import Proposer
+from peagle.drafters.proposer import Drafter, Proposer
 from peagle.engine import worker
 from peagle.engine.block_groups import WHOLE
 from peagle.engine.engine import Engine

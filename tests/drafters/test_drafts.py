@@ -19,10 +19,10 @@ from torch.nn.functional import gelu
 
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import EMBEDDINGS, load_drafter, save_drafter
-from peagle.drafters.drafter import Drafter
 from peagle.drafters.kind import PEAGLE
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig
+from peagle.drafters.proposer import Drafter
 from peagle.engine.engine import Engine
 from peagle.engine.host.proposals import HostProposerRows
 from peagle.models.spec import LayerSpec, MLPSpec

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter, save_drafter
-from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
+from peagle.drafters.proposer import Drafter
 from peagle.drafters.readout import Readout
 from peagle.drafters.selector import SelectorConfig
 from peagle.models.decoder import Decoder

@@ -9,7 +9,7 @@ import tiny
 from torch import Tensor
 
 from peagle.config import SamplingParams
-from peagle.drafters.drafter import Drafter
+from peagle.drafters.proposer import Drafter
 from peagle.engine.device import worker as on_device
 from peagle.engine.engine import Engine
 from peagle.engine.host import worker as on_host

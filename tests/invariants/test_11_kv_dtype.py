@@ -6,7 +6,7 @@ import pytest
 import tiny
 
 from peagle.config import SamplingParams
-from peagle.drafters.drafter import Drafter
+from peagle.drafters.proposer import Drafter
 from peagle.engine.engine import Engine
 from peagle.speculation import Speculation
 

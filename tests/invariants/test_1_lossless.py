@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sweeps import at_night
 
 from peagle.config import SamplingParams
-from peagle.drafters.drafter import Drafter
 from peagle.drafters.lookup import Lookup
+from peagle.drafters.proposer import Drafter
 from peagle.engine.engine import Engine
 from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.engine.request import Status

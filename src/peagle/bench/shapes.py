@@ -11,11 +11,11 @@ from torch import nn
 from peagle.bench.random_weights import PLAIN, RandomWeights, Weights, target_bytes
 from peagle.drafters.checkpoint import EMBEDDINGS, HEAD, attach_shared
 from peagle.drafters.dflash import BlockConfig, BlockModel, default_block_taps
-from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps, heads_like
 from peagle.drafters.mtp import MTPHead
 from peagle.drafters.network import Network
+from peagle.drafters.proposer import Drafter
 from peagle.drafters.selector import SelectorConfig
 from peagle.errors import InputError
 from peagle.files import read_yaml

@@ -210,15 +210,9 @@ def _listed(name: str, items: list[tuple[str, bool]], separator: str) -> list[st
     if needed:
         more = "".join(f" ({separator} {symbol})?" for symbol in others)
         return [f"{name}: {f' {separator} '.join(needed)}{more}"]
-    if not others:
-        return [f'{name}: ""']
-    rules = [f"{name}: {name}_0?"]
+    rules = [f"{name}: {name}_0?" if others else f'{name}: ""']
     for index, symbol in enumerate(others):
         after = f"{name}_{index + 1}"
-        last = index + 1 == len(others)
-        rules.append(
-            f"{name}_{index}: {symbol}"
-            if last
-            else f"{name}_{index}: {symbol} ({separator} {after})? | {after}"
-        )
+        more = f" ({separator} {after})? | {after}" if symbol != others[-1] else ""
+        rules.append(f"{name}_{index}: {symbol}{more}")
     return rules

@@ -2,7 +2,7 @@
 
 - `proposer` is what every way of drafting is to the engine. Each is one class: `peagle` (K tokens
   in one pass), `dflash` (a block in one pass), `sequential` (K passes), `lookup` (drafts from a
-  request's own text), `outside` (another package's). A `drafter` is one that is a network, of a
+  request's own text), `outside` (another package's). A drafter is one that is a network, of a
   `kind`; `methods` says which one a configuration asks for.
 - A `network` is a `model` (P-EAGLE's and EAGLE-3's, with `DrafterConfig`), that of `dflash`, or
   `mtp`, the head in a target's own files. Around it are `fused` (its fast twin), `vocabulary` (the

@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from peagle.drafters.drafter import Drafter
 from peagle.drafters.kind import DFLASH, Kind
 from peagle.drafters.model import LayerCall, call_plainly
 from peagle.drafters.network import Network, NetworkConfig
-from peagle.drafters.proposer import ProposerRows
+from peagle.drafters.proposer import Drafter, ProposerRows
 from peagle.drafters.readout import Readout
 from peagle.models.decoder import Attend, Attention, DecoderLayer
 from peagle.models.ends import Embedding

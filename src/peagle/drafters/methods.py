@@ -8,14 +8,13 @@ import torch
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.dflash import DFlash
 from peagle.drafters.dflash_checkpoint import is_dflash, load_dflash
-from peagle.drafters.drafter import Drafter
 from peagle.drafters.kind import DFLASH, MTP, PEAGLE, Kind, kind_asked
 from peagle.drafters.lookup import Lookup
 from peagle.drafters.mtp import is_mtp, load_mtp
 from peagle.drafters.network import Network
 from peagle.drafters.outside import load_outside
 from peagle.drafters.peagle import PEagle
-from peagle.drafters.proposer import Proposer
+from peagle.drafters.proposer import Drafter, Proposer
 from peagle.drafters.sequential import SequentialDrafter
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder

@@ -1,7 +1,6 @@
 """P-EAGLE: K tokens from one pass, with K - 1 mask slots after the newest token."""
 
-from peagle.drafters.drafter import Drafter
-from peagle.drafters.proposer import ProposerRows
+from peagle.drafters.proposer import Drafter, ProposerRows
 from peagle.ops.draft import Draft
 from peagle.ops.tree import grow
 

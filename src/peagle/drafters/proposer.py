@@ -139,3 +139,11 @@ class Proposer(ABC):
 
         followed: [requests] bool, for whom drafts are made at all.
         """
+
+
+class Drafter(Proposer):
+    """A proposer that is a network: it reads the target's tapped hidden states."""
+
+    def __init__(self, model: Network) -> None:
+        self.model = model
+        self.needs = Needs(model)

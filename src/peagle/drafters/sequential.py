@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from peagle.drafters.drafter import Drafter
-from peagle.drafters.proposer import ProposerRows
+from peagle.drafters.proposer import Drafter, ProposerRows
 from peagle.ops.candidates import Candidates
 from peagle.ops.draft import Draft, draw
 from peagle.ops.tree import grow

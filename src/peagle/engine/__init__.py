@@ -28,7 +28,6 @@ What `LLM` has of it, in this process or another, is `peagle.engine_client`.
   row, and nobody else knows that.
 - What carries it out: `worker`, of which there are two, `host` and `device`, over a
   `request_memory` (of `request_table`, `kv_cache`, `fixed_memory` for recurrent layers, `history`),
-  `spans` and `logprobs`; `batch_invariance` says whether they can do so alike in any batch, and
-  `thread_count` on how many of a CPU's threads.
+  `spans` and `logprobs`; `thread_count` says on how many of a CPU's threads.
 - What the host decides within a step: `logits_processor`, which asks a request's `constraint`.
 """

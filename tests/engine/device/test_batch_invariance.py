@@ -10,9 +10,9 @@ import torch
 from peagle import LLM, EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.config import DType
 from peagle.drafters.checkpoint import EMBEDDINGS, HEAD, load_drafter, save_drafter
-from peagle.engine.batch_invariance import check_batch_invariance
 from peagle.engine.engine import Engine
 from peagle.engine.spans import TILE
+from peagle.engine.worker import check_batch_invariance
 from peagle.engine_client import source
 from peagle.errors import InputError
 from peagle.models.decoder import Attention, Decoder
