@@ -482,6 +482,18 @@ def test_a_nemo_checkpoint_is_read_by_its_architecture(target, tmp_path: Path):
     assert diagnose(directory, target.directory).problems == ()
 
 
+@pytest.mark.parametrize("architecture", ["LlamaEagle3DraftModel", "LlamaForCausalLMEagle3"])
+def test_an_eagle3_head_of_nemo_has_one_layer(target, tmp_path: Path, architecture: str):
+    """Its configuration keeps its target's depth and layer types, also as exported for vLLM."""
+    values, tensors = read(written(tmp_path / "ours", parallel=False, qk_norm=False, layers=1))
+    theirs = {"architectures": [architecture], "parallel_drafting": False, "num_hidden_layers": 4}
+    values |= theirs | {"layer_types": ["full_attention"] * 4}
+    directory = write(tmp_path / "nemo", values, tensors)
+    model = load_drafter(directory, target.decoder)
+    assert_same(model, load_drafter(tmp_path / "ours", target.decoder))
+    assert diagnose(directory, target.directory).problems == ()
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_angelslims_key_names_the_layers_before_the_taps(target, tmp_path: Path, nested: bool):
     values, tensors = read(written(tmp_path / "ours"))
@@ -556,6 +568,16 @@ def test_windows_are_those_that_vllm_reads(
     directory = write(tmp_path / "theirs", values, tensors)
     layers = load_drafter(directory, target.decoder).config.transformer.layers
     assert tuple(layer.attention.window for layer in layers) == widths
+
+
+@pytest.mark.parametrize("off", [{"sliding_window": None}, {"use_sliding_window": False}], ids=str)
+def test_windows_that_are_turned_off_are_told(target, tmp_path: Path, off: Values):
+    values, tensors = read(written(tmp_path / "ours"))
+    on = SLIDING | {"use_sliding_window": True}
+    directory = write(tmp_path / "theirs", values | on | off, tensors)
+    with pytest.warns(UserWarning, match="name windows, which its other keys turn off"):
+        model = load_drafter(directory, target.decoder)
+    assert not any(layer.attention.window for layer in model.config.transformer.layers)
 
 
 def test_windows_are_told(tmp_path: Path):

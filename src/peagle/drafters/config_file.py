@@ -1,5 +1,6 @@
 """A drafter's `config.json`, in vLLM's layout or speculators': what it means, and writing it."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,13 @@ from peagle.models.families.config import (
     FULL,
     SLIDING,
     architecture_of,
+    mlp,
     num_layers,
     reading,
     require_positive,
     windows,
 )
-from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
+from peagle.models.spec import DecoderSpec
 from peagle.models.weights import read_json
 from peagle.ops.rope import RopeConfig
 
@@ -47,8 +49,13 @@ TAPS_KEY = "eagle_aux_hidden_state_layer_ids"
 TAPS_BEFORE_KEY = "aux_hidden_states_layer_ids"
 """AngelSlim's key, which names the layer whose output is a feature: one below the tap."""
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS: dict[str, Any] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 """An MLP's activation by `hidden_act`."""
+ROPE_KEYS = {
+    "llama3": ("low_freq_factor", "high_freq_factor"),
+    "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate"),
+}
+"""Further keys of a rotation by its kind."""
 
 
 def read_drafter_config(directory: Path, target: DecoderSpec) -> DrafterConfig:
@@ -71,7 +78,14 @@ def kind_of(directory: Path) -> Kind:
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration's values without speculators' nesting."""
     nested = values.get("transformer_layer_config") or {}
-    return {**values, **nested, **_speculators_keys(values)}
+    return {**values, **nested, **_speculators_keys(values), **_nemo_keys(values)}
+
+
+def _nemo_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The size of NeMo's EAGLE-3 heads: one layer, beside their target's depth and layer types."""
+    if values.get("parallel_drafting") is not False:  # which NeMo alone writes
+        return {}
+    return {"num_hidden_layers": 1, "layer_types": (values.get("layer_types") or [])[:1]}
 
 
 def _speculators_keys(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,14 +97,12 @@ def _speculators_keys(values: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"speculators_model_type {algorithm} is not supported, only eagle3 and peagle"
         )
-    keys: dict[str, Any] = {
+    [proposal, *_] = (values.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    return {
         "architectures": ["Eagle3Speculator"],
         "norm_before_residual": values.get("norm_before_residual", algorithm == "eagle3"),
+        "num_speculative_tokens": proposal.get("speculative_tokens"),
     }
-    proposals = (values.get("speculators_config") or {}).get("proposal_methods") or []
-    if proposals and proposals[0].get("speculative_tokens"):
-        keys["num_speculative_tokens"] = proposals[0]["speculative_tokens"]
-    return keys
 
 
 def _drafter_config(values: Mapping[str, Any], target: DecoderSpec) -> DrafterConfig:
@@ -133,20 +145,12 @@ def _transformer(values: Mapping[str, Any]) -> DecoderSpec:
         raise InputError(f"hidden_act {activation} is not supported, only {', '.join(ACTIVATIONS)}")
     full = {"layer_types": None, "use_sliding_window": False, "hidden_act": "silu"}
     spec = style.spec({**values, **full})
+    fed = replace(mlp(values), activation=ACTIVATIONS[activation])
     layers = [
-        _draft_layer(layer, window, ACTIVATIONS[activation])
+        replace(layer, mixer=replace(layer.attention, window=window), feed_forward=fed)
         for layer, window in zip(spec.layers, draft_windows(values, as_qwen3), strict=True)
     ]
     return replace(spec, layers=tuple(layers))
-
-
-def _draft_layer(layer: LayerSpec, window: int | None, activation: Any) -> LayerSpec:
-    assert isinstance(layer.feed_forward, MLPSpec), "no drafter has experts"
-    return replace(
-        layer,
-        mixer=replace(layer.attention, window=window),
-        feed_forward=replace(layer.feed_forward, activation=activation),
-    )
 
 
 def draft_windows(values: Mapping[str, Any], as_qwen3: bool) -> list[int | None]:
@@ -155,13 +159,18 @@ def draft_windows(values: Mapping[str, Any], as_qwen3: bool) -> list[int | None]
     `layer_types` and `sliding_window` decide; vLLM reads Qwen3's own layout through transformers,
     where `use_sliding_window` turns them on.
     """
+    types, width = values.get("layer_types") or (), values.get("sliding_window")
     if as_qwen3 and SPECULATORS not in values:
-        return qwen3.windows(values)
-    types, width = values.get("layer_types"), values.get("sliding_window")
-    if not types or not width:
-        return [None] * num_layers(values)
-    require_positive(sliding_window=int(width))
-    return windows(values, types, int(width))
+        widths = qwen3.windows(values)
+    elif types and width:
+        require_positive(sliding_window=int(width))
+        widths = windows(values, types, int(width))
+    else:
+        widths = [None] * num_layers(values)
+    if SLIDING in types and not any(widths):
+        off = "its layer_types name windows, which its other keys turn off"
+        warnings.warn(f"{off}: its layers see all positions, as in vLLM", stacklevel=2)
+    return widths
 
 
 def _taps(values: Mapping[str, Any], eagle: Mapping[str, Any]) -> tuple[int, ...]:
@@ -276,17 +285,9 @@ def layers_json(config: NetworkConfig, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _rope_json(rope: RopeConfig) -> dict[str, Any]:
-    values: dict[str, Any] = {
+    return {
         "rope_type": rope.kind,
         "factor": rope.factor,
         "original_max_position_embeddings": rope.original_max_position,
+        **{key: getattr(rope, key) for key in ROPE_KEYS.get(rope.kind, ())},
     }
-    if rope.kind == "llama3":
-        values |= {
-            "low_freq_factor": rope.low_freq_factor,
-            "high_freq_factor": rope.high_freq_factor,
-        }
-    if rope.kind == "yarn":
-        values |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
-        values |= {"attention_factor": rope.attention_factor, "truncate": rope.truncate}
-    return values
