@@ -22,6 +22,8 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: Any, max_length: int, chat: ChatConfig) -> None:
         self.tokenizer, self.chat_config, self._max_length = tokenizer, chat, max_length
+        tokenizer("", verbose=False)  # with which transformers turns off what would cut texts
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._encoding = threading.Lock()
         """Large texts are encoded one by one: each takes up to 200 times its size."""
 
@@ -58,10 +60,15 @@ class PromptEncoder:
             if least >= self._max_length:
                 raise ContextLengthError(least, self._max_length, "at least ")
         with self._encoding if len(text) > LARGE else contextlib.nullcontext():
-            ids: list[int] = self.tokenizer(
-                text, add_special_tokens=add_special_tokens, verbose=False
-            ).input_ids
-        return ids
+            return self._encoded(text, add_special_tokens=add_special_tokens)
+
+    def _encoded(self, text: str, **how: bool) -> list[int]:
+        """As transformers has them, which also looks for their places in the text."""
+        if self._backend is None:
+            found: list[int] = self.tokenizer(text, verbose=False, **how).input_ids
+            return found
+        [encoded] = self._backend.encode_batch_fast([text], **how)
+        return list(encoded.ids)
 
     @functools.cached_property
     def _longest_token(self) -> int:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
-from typing import get_args
+from typing import Any, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -96,25 +96,23 @@ class Metrics:
         self, model_name: str, engine: EngineClient, drafts: Sequence[DraftTotals]
     ) -> None:
         registry = CollectorRegistry()
-        self._labels = [(model_name, str(index)) for index, _ in enumerate(drafts)]
+        each = [(model_name, str(index)) for index, _ in enumerate(drafts)]
         self._engine, self._drafts, self._registry = engine, drafts, registry
-        self._counters = {
-            name: Counter(name, text, (*LABELS, label) if label else LABELS, registry=registry)
-            for name, (text, label, _) in COUNTERS.items()
-        }
-        self._histograms = {
-            name: Histogram(name, _about(name), LABELS, registry=registry, buckets=bounds)
-            for name, bounds in HISTOGRAMS.items()
-        }
-        for labels in self._labels:
-            for name, (_, label, values) in COUNTERS.items():
-                for further in zip(values) if label else [()]:
-                    self._counters[name].labels(*labels, *further)
-            for histogram in self._histograms.values():
-                histogram.labels(*labels)
+        self._series: dict[tuple[str | int, ...], Any] = {}
+        """Each by its name, its engine's index, and the value of its own label."""
+        for name, (text, label, values) in COUNTERS.items():
+            counter = Counter(name, text, (*LABELS, label) if label else LABELS, registry=registry)
+            for index, further in itertools.product(
+                range(len(each)), zip(values) if label else [()]
+            ):
+                self._series[name, index, *further] = counter.labels(*each[index], *further)
+        for name, bounds in HISTOGRAMS.items():
+            histogram = Histogram(name, _about(name), LABELS, registry=registry, buckets=bounds)
+            for index, labels in enumerate(each):
+                self._series[name, index] = histogram.labels(*labels)
         self.engines = [
             _StateCollector(labels, partial(_replica, engine, index), drafts[index])
-            for index, labels in enumerate(self._labels)
+            for index, labels in enumerate(each)
         ]
         """What is counted for each engine."""
         registry.register(_Merged(self.engines))
@@ -155,11 +153,11 @@ class Metrics:
 
     def count(self, name: str, amount: float, *further: str, replica: int = 0) -> None:
         """Add to a counter of an engine. further: the value of its own label."""
-        self._counters[name].labels(*self._labels[replica], *further).inc(amount)
+        self._series[name, replica, *further].inc(amount)
 
     def observe(self, name: str, value: float, replica: int = 0) -> None:
         """Add a value to a histogram of an engine."""
-        self._histograms[name].labels(*self._labels[replica]).observe(value)
+        self._series[name, replica].observe(value)
 
     def _counts(self) -> tuple[float, ...]:
         """What `line` tells the growth of."""
