@@ -7,7 +7,7 @@ text is handed on.
 import json
 import logging
 import string
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from peagle.dialects.arguments import as_arguments
@@ -44,15 +44,8 @@ class ResponseTemplateParser:
         """Text and the texts of added tokens alike."""
         if self._failed:
             yield from [Content(text)] if text else []
-            return
-        try:
-            found = self._parser.feed(text)
-        except Exception as error:  # whatever a template's own patterns and types make of it
-            log.warning(f"the response template does not fit the answer: {error}")
-            self._failed = True
-            yield Content(self._unread + text)
-            return
-        yield from self._events(found)
+        else:
+            yield from self._read(lambda: self._parser.feed(text), text)
 
     def marker(self, name: str) -> Iterator[Event]:
         """An added token."""
@@ -60,15 +53,19 @@ class ResponseTemplateParser:
 
     def finish(self, ended: bool) -> Iterator[Event]:
         """What only the end decides. A call that a limit cut is left out."""
-        if self._failed or (self._field == CALLS and not ended):
-            return
+        if not self._failed and (ended or self._field != CALLS):
+            yield from self._read(lambda: self._parser.finalize()[1], "")
+
+    def _read(self, read: Callable[[], Iterable[dict[str, Any]]], text: str) -> Iterator[Event]:
+        """What the parser reads of a text; where it fails, that and what is open is content."""
         try:
-            _, found = self._parser.finalize()
-        except Exception as error:
+            found = read()
+        except Exception as error:  # whatever a template's own patterns and types make of it
             log.warning(f"the response template does not fit the answer: {error}")
-            yield from [Content(self._unread)] if self._unread else []
-            return
-        yield from self._events(found)
+            self._failed, text = True, self._unread + text
+            yield from [Content(text)] if text else []
+        else:
+            yield from self._events(found)
 
     def _follow(self, found: Iterable[dict[str, Any]]) -> None:
         """Take the state that the prompt leaves."""

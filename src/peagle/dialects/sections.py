@@ -76,18 +76,24 @@ class CallFormat(ABC):
 
 
 class Trimmed:
-    """Text as it comes, without some characters at its beginning and at its end."""
+    """Text as it comes, without some characters at its beginning and at its end.
 
-    def __init__(self, leading: str, trailing: str) -> None:
-        self._leading, self._trailing = leading, trailing
+    heading: a text that is left out, too, where it stands before all else.
+    """
+
+    def __init__(self, leading: str, trailing: str, heading: str = "") -> None:
+        self._leading, self._trailing, self._heading = leading, trailing, heading
         self._begun = False
         self._held = ""
 
     def feed(self, text: str) -> str:
         """What is surely within the edges."""
         text = self._held + text
+        if self._heading.startswith(text):  # so far; it may be whole
+            self._held = text
+            return ""
         if not self._begun:
-            text = text.lstrip(self._leading)
+            text, self._heading = text.removeprefix(self._heading).lstrip(self._leading), ""
             self._begun = bool(text)
         kept = text.rstrip(self._trailing)
         self._held = text[len(kept) :]
@@ -122,8 +128,8 @@ class Sections:
         #                  └ a marker of calls: rehearsed, until what follows says what it was
         self._reasoning, self._calls, self._use = reasoning, calls, use
         self.section: Section = "reasoning" if thinking else "content"
-        self._thoughts = Trimmed("\n", "\n")
-        self._heading = Heading("" if reasoning is None or thinking else reasoning.heading)
+        heading = "" if reasoning is None or thinking else reasoning.heading
+        self._thoughts = Trimmed("\n", "\n", heading)
         self._rehearsal: Rehearsal | None = None
         """Thoughts from the first call on, if there is one."""
         self._content = self._new_content()
@@ -223,7 +229,7 @@ class Sections:
             yield from self._think(rehearsal.text)
 
     def _think(self, text: str) -> Iterator[Event]:
-        shown = self._thoughts.feed(self._heading.feed(text))
+        shown = self._thoughts.feed(text)
         if shown:
             yield Reasoning(shown)
 
@@ -314,21 +320,3 @@ class Rehearsal:
         for event in events:
             self.has_call = self.has_call or isinstance(event, CallBegin)
             self.events.append(event)
-
-
-class Heading:
-    """Drops a fixed beginning of a text that comes in pieces."""
-
-    def __init__(self, heading: str) -> None:
-        self._heading, self._seen = heading, ""
-        self._over = not heading
-
-    def feed(self, text: str) -> str:
-        """The text after the beginning; the whole text, where it begins otherwise."""
-        if self._over:
-            return text
-        self._seen += text
-        if self._heading.startswith(self._seen):  # so far; it may be whole
-            return ""
-        self._over = True
-        return self._seen.removeprefix(self._heading)
