@@ -222,9 +222,9 @@ def measure(
 def start(engine: Engine, level: int, prompt_tokens: int, temperature: float = 0.0) -> list[Any]:
     """Requests that outlast the measurement, all past their prompts."""
     how = SamplingParams(
-        max_tokens=engine.max_length - prompt_tokens, ignore_eos=True, temperature=temperature
+        max_tokens=engine.facts.max_length - prompt_tokens, ignore_eos=True, temperature=temperature
     )
-    prompts = random_prompts(level, prompt_tokens, engine.vocab_size)
+    prompts = random_prompts(level, prompt_tokens, engine.facts.vocab_size)
     requests = [
         engine.add(str(i), prompt, how.model_copy(update={"seed": i}))
         for i, prompt in enumerate(prompts)

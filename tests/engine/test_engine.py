@@ -160,12 +160,12 @@ def test_memory_for_one_sequence_decides(engine_for):
     with pytest.raises(InputError, match=r"holds 96 tokens, one sequence needs 100 \(about 0 MiB"):
         engine_for("none", max_model_len=100, kv_cache_memory=100 * 1024)
     engine = engine_for("none", max_model_len=100, kv_cache_memory=112 * 1024)
-    assert (engine.max_length, engine.blocks.num_blocks) == (100, 7)
+    assert (engine.facts.max_length, engine.blocks.num_blocks) == (100, 7)
 
 
 def test_ends_outside_of_the_vocabulary_end_nothing(targets):
     engine = Engine(targets["easy"].decoder, None, 0, tiny.engine_config(), (3, tiny.VOCAB))
-    assert engine.end_tokens == (3,)
+    assert engine.facts.end_tokens == (3,)
     (request,) = tiny.run(engine, [PROMPT], SamplingParams(max_tokens=4, min_tokens=2))
     assert request.finish_reason in ("stop", "length")
 

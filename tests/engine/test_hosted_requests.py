@@ -342,7 +342,7 @@ def test_captured_parts_give_what_the_plain_runner_gives(method: str):
             engine = random_engine("tiny", method, k, layers, None, config)
         requests = tiny.run(engine, prompts, params)
         bound = engine.add(
-            "bound", PROMPTS[0], SamplingParams(max_tokens=20), EvenOnly(engine.vocab_size)
+            "bound", PROMPTS[0], SamplingParams(max_tokens=20), EvenOnly(engine.facts.vocab_size)
         )
         tiny.finish(engine)
         outputs.append([*tiny.outputs(requests), bound.output])

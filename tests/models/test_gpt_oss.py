@@ -166,7 +166,7 @@ def test_a_gpu_writes_what_a_cpu_writes(targets, tmp_path: Path):
     target = load_decoder(directory, torch.float32, torch.device("cuda"))
     drafter = tiny.random_drafter_for(target, tmp_path, tiny.drafter_config(parallel=True))
     engine = Engine(target, drafter, 4, config)
-    assert engine.runs_ahead
+    assert engine.facts.runs_ahead
     on_cpu = Engine(targets["gpt_oss"].decoder, None, 0, config)
     expected = tiny.outputs(tiny.run(on_cpu, prompts, how))
     assert tiny.outputs(tiny.run(engine, prompts, how)) == expected

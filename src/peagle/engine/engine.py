@@ -1,6 +1,5 @@
 """The engine: add, abort, step."""
 
-import functools
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -146,82 +145,65 @@ class Engine:
     ) -> None:
         assert (proposer is None) == (k == 0), "whatever drafts comes with its K"
         self.target, self.proposer, self.k = target, proposer, k
-        self.vocab_size = target.spec.vocab_size
-        self.end_tokens = tuple(token for token in end_tokens if 0 <= token < self.vocab_size)
         lengths = candidate_lengths(k) if config.draft_length == "auto" else (k,)
         drafting = Drafting(proposer, lengths, num_tree_nodes, acceptance)
         self._needs = needs = drafting.needs
         capacity = capacity_of(target, needs, k, config)
-        self.max_length, self._kv_tokens = capacity.max_length, capacity.slots
-        if k >= self.max_length:
+        if k >= capacity.max_length:
             raise InputError(
-                f"K = {k} drafts do not fit into a context of {self.max_length} tokens; lower K, "
-                "or raise max_model_len"
+                f"K = {k} drafts do not fit into a context of {capacity.max_length} tokens; lower "
+                "K, or raise max_model_len"
             )
         self.blocks = capacity.groups()
         processor = LogitsProcessor(self._constraint_of)
         self.worker = open_worker(target, drafting, capacity, processor)
+        branching, ahead = self.worker.branching, self.worker.runs_ahead
         draft_length = None
         if (costs := self.worker.cycle_seconds) is not None:
             times = cycle_times(lengths, costs)
-            draft_length = DraftLength(times, self.worker.pauses, self.worker.branching)
-        ahead = self.worker.runs_ahead
+            draft_length = DraftLength(times, self.worker.pauses, branching)
         without_drafts = lengths[0] == 0
         repeats = Repeats() if ahead and without_drafts and not needs.history else None
         pace = Pace(
             draft_length,
             repeats,
-            max_length=self.max_length,
+            max_length=capacity.max_length,
             max_num_seqs=capacity.num_seqs,
-            branching=self.worker.branching,
+            branching=branching,
         )
         self.scheduler = Scheduler(self.blocks, capacity, config, ahead, pace)
-        self.max_num_seqs = capacity.num_seqs
-        self._threads = thread_count(target.embed.weight.device)
+        weight, vocab_size = target.embed.weight, target.spec.vocab_size
+        self._threads = thread_count(weight.device)
         self._may_leave = ahead and needs.network is not None and not needs.history
         """Whether requests may go without drafts: on a CPU the cost of a cycle depends on how many
         of its requests do."""
-        self._step_timeout = step_timeout(config, target.embed.weight.device)
         self.newest = Step(0)
         """The last step that was planned."""
         self.began: float | None = None
         """When the call of `step` that runs began, by `time.monotonic`; None: none runs."""
-        self._block_size, self._seed = config.block_size, config.seed or 0
         self._added = 0
+        drafts = None if needs.network is None else needs.network.config
+        self.facts = EngineFacts(
+            vocab_size=vocab_size,
+            end_tokens=tuple(token for token in end_tokens if 0 <= token < vocab_size),
+            max_length=capacity.max_length,
+            max_num_seqs=capacity.num_seqs,
+            k=k,
+            most_trees=branching.most_requests if branching.nodes else 0,
+            runs_ahead=ahead,
+            drafter=None if drafts is None else DrafterFacts(drafts.kind, drafts.trained_tokens),
+            block_size=capacity.block_size,
+            num_blocks=self.blocks.num_blocks,
+            kv_tokens=capacity.slots,
+            seed=config.seed or 0,
+            step_timeout=step_timeout(config, weight.device),
+            is_exact=weight.dtype.itemsize == FLOAT32,
+        )
 
     @property
     def busy(self) -> bool:
         """Whether any request is left."""
         return bool(self.scheduler.requests)
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether a step's results come while the device works on the next one."""
-        return self.worker.runs_ahead
-
-    @functools.cached_property
-    def facts(self) -> EngineFacts:
-        """What never changes."""
-        drafter = None
-        if self._needs.network is not None:
-            config = self._needs.network.config
-            drafter = DrafterFacts(config.kind, config.trained_tokens)
-        return EngineFacts(
-            vocab_size=self.vocab_size,
-            end_tokens=self.end_tokens,
-            max_length=self.max_length,
-            max_num_seqs=self.max_num_seqs,
-            k=self.k,
-            most_trees=self.worker.branching.most_requests if self.worker.branching.nodes else 0,
-            runs_ahead=self.runs_ahead,
-            drafter=drafter,
-            block_size=self._block_size,
-            num_blocks=self.blocks.num_blocks,
-            kv_tokens=self._kv_tokens,
-            seed=self._seed,
-            step_timeout=self._step_timeout,
-            is_exact=self.target.embed.weight.dtype.itemsize == FLOAT32,
-        )
 
     @property
     def stats(self) -> EngineStats:
@@ -249,7 +231,7 @@ class Engine:
             raise InputError(f"request id {request_id} is already running")
         self.facts.check(prompt, params)
         k = self.k if params.num_speculative_tokens is None else params.num_speculative_tokens
-        seed = self._seed + self._added if params.seed is None else params.seed
+        seed = self.facts.seed + self._added if params.seed is None else params.seed
         request = Request(
             request_id,
             list(prompt),
@@ -260,7 +242,7 @@ class Engine:
             from_features=self._needs.network is not None,
             may_be_left=self._may_leave and params.num_speculative_tokens is None,
         )
-        ends = () if params.ignore_eos else self.end_tokens
+        ends = () if params.ignore_eos else self.facts.end_tokens
         request.stop_ids = frozenset((*ends, *params.stop_token_ids))
         self._added += params.unrecorded_from is None
         self.scheduler.add(request)

@@ -70,4 +70,4 @@ def computing(decoder: Decoder, config: EngineConfig) -> Decoder:
 
 def local_engine(core: Engine, tokenizer: Any) -> LocalEngine:
     """An engine whose grammars are for a tokenizer."""
-    return LocalEngine(core, Constraints(tokenizer, core.vocab_size, core.end_tokens))
+    return LocalEngine(core, Constraints(tokenizer, core.facts.vocab_size, core.facts.end_tokens))
