@@ -17,6 +17,6 @@ P-EAGLE's pass: cod (which depths each anchor keeps), mask (which keys each quer
 DFlash's pass: blocks, by the same partition. EAGLE-3's and MTP's: unroll.
 
 Learning: initial (the drafter before step 0), loss, depth_weights (how much each element counts in
-it), estimate (acceptance length without an engine), optimizer, adamw, product and lookup (weights
+it), estimate (acceptance length without an engine), optimizer, product and lookup (weights
 and tables that sum their own gradients).
 """

@@ -1,15 +1,17 @@
 """The optimizer: Muon for the layers' matrices, AdamW for the rest, over float32 weights."""
 
-from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from peagle.ops.linear import Linear
 from peagle.ops.weight import dense
-from peagle.train.adamw import AdamW
 from peagle.train.product import SummedProduct
 from peagle.train.recipe import Recipe
+
+BETAS = 0.9, 0.95
+"""AdamW's."""
 
 
 class DraftOptimizer:
@@ -21,85 +23,71 @@ class DraftOptimizer:
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
-        self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._masters = {name: _master(p) for name, p in self._trained.items()}
-        pairs = [(master, self._trained[name]) for name, master in self._masters.items()]
-        self._copies: dict[nn.Parameter, Tensor] = {m: p for m, p in pairs if p is not m}
-        self._summed = _sum_in_products(model, {p: m for m, p in self._copies.items()})
-        named = self._masters.items() if recipe.optimizer == "muon" else ()
-        hidden = {master: None for name, master in named if _is_hidden_matrix(name, master)}
-        others = [master for master in self._masters.values() if master not in hidden]
-        decay = recipe.weight_decay
-        self._adamw = AdamW(others, self._copies, decay)
-        self._parts: list[torch.optim.Optimizer] = [self._adamw]
-        self._muon: torch.optim.Muon | None = None
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        masters = {name: _master(p) for name, p in trained.items()}
+        self._names: dict[Tensor, str] = {master: name for name, master in masters.items()}
+        pairs = [(master, trained[name]) for name, master in masters.items()]
+        self._copies: dict[Tensor, Tensor] = {m: p for m, p in pairs if p is not m}
+        self._summed = _sum_in_products(model, {p: m for m, p in pairs if p is not m})
+        muon = recipe.optimizer == "muon"
+        hidden = {m: None for name, m in masters.items() if muon and _is_hidden_matrix(name, m)}
+        others = [master for master in masters.values() if master not in hidden]
+        how: dict[str, Any] = {"lr": 0.0, "weight_decay": recipe.weight_decay}
+        # fused, which has no form without values: others make copies as large as the parameters
+        fused = not others[0].is_meta
+        self._parts: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(others, betas=BETAS, fused=fused, **how)
+        ]
         if hidden:
-            how = "match_rms_adamw"
-            self._muon = torch.optim.Muon(hidden, lr=0.0, weight_decay=decay, adjust_lr_fn=how)
-            self._parts.append(self._muon)
+            self._parts.append(torch.optim.Muon(hidden, adjust_lr_fn="match_rms_adamw", **how))
 
     def gradients(self) -> list[Tensor]:
         """Gradients of all masters, in float32; zero where no backward pass reached."""
-        for master in self._masters.values():
+        for master in self._names:
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
-        return [master.grad for master in self._masters.values() if master.grad is not None]
+        return [master.grad for master in self._names if master.grad is not None]
 
     def step(self, learning_rate: float, clip: float) -> None:
         """Update the weights from their gradients, clipped to a norm, and clear the gradients."""
-        gradients = self.gradients()
-        scale = (clip / (torch.nn.utils.get_total_norm(gradients) + 1e-6)).clamp(max=1.0)
+        self.gradients()
+        nn.utils.clip_grad_norm_(self._names, clip)
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = learning_rate
-        self._adamw.step(scale)
-        if self._muon is not None:
-            self._muon_step(self._muon, scale)
-        for master in self._masters.values():
+            part.step()
+        self._publish()
+        for master in self._names:
             if master not in self._summed:
                 master.grad = None
         if self._summed:
             torch._foreach_zero_(list(self._summed.values()))
 
-    def _muon_step(self, muon: torch.optim.Muon, scale: Tensor) -> None:
-        masters = muon.param_groups[0]["params"]
-        torch._foreach_mul_([master.grad for master in masters], scale)
-        muon.step()
-        self._publish(masters)
-
     def state(self) -> dict[str, Tensor]:
         """Masters as "parameter.master", and all other state as "parameter.key"."""
-        kept = {f"{name}.master": master.data for name, master in self._masters.items()}
-        for name, key, value in self._kept():
-            kept[f"{name}.{key}"] = value
-        return kept
-
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `state` returned, in the model too."""
-        with torch.no_grad():
-            for name, master in self._masters.items():
-                master.copy_(tensors.pop(f"{name}.master"))
-        names = {id(master): name for name, master in self._masters.items()}
-        for part in self._parts:
-            saved = part.state_dict()
-            order = [names[id(p)] for group in part.param_groups for p in group["params"]]
-            saved["state"] = {i: _of(name, tensors) for i, name in enumerate(order)}
-            part.load_state_dict(saved)
-        self._publish(self._masters.values())
-
-    def _kept(self) -> Iterator[tuple[str, str, Tensor]]:
-        names = {id(master): name for name, master in self._masters.items()}
-        for part in self._parts:
-            for master, kept in part.state.items():
-                for key, value in kept.items():
-                    yield names[id(master)], key, value
+        states = [item for part in self._parts for item in part.state.items()]
+        return {f"{name}.master": master.data for master, name in self._names.items()} | {
+            f"{self._names[master]}.{key}": value
+            for master, kept in states
+            for key, value in kept.items()
+        }
 
     @torch.no_grad()
-    def _publish(self, masters: Iterable[nn.Parameter]) -> None:
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `state` returned, in the model too."""
+        for master, name in self._names.items():
+            master.copy_(tensors.pop(f"{name}.master"))
+        for part in self._parts:
+            order = [self._names[p] for group in part.param_groups for p in group["params"]]
+            kept = {i: _of(name, tensors) for i, name in enumerate(order)}
+            part.load_state_dict({**part.state_dict(), "state": kept})
+        self._publish()
+
+    @torch.no_grad()
+    def _publish(self) -> None:
         """Copy masters to the parameters that compute."""
-        apart = [(self._copies[master], master) for master in masters if master in self._copies]
-        if apart:
-            torch._foreach_copy_([p for p, _ in apart], [master for _, master in apart])
+        if self._copies:
+            torch._foreach_copy_(list(self._copies.values()), list(self._copies))
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:
