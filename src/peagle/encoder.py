@@ -22,8 +22,9 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: Any, max_length: int, chat: ChatConfig) -> None:
         self.tokenizer, self.chat_config, self._max_length = tokenizer, chat, max_length
-        tokenizer("", verbose=False)  # with which transformers turns off what would cut texts
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        if self._backend is not None:
+            tokenizer("", verbose=False)  # with which transformers turns off what would cut texts
         self._encoding = threading.Lock()
         """Large texts are encoded one by one: each takes up to 200 times its size."""
 
