@@ -7,7 +7,6 @@ exceptions are kept in mind: what depends on a keyword goes with it.
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from peagle.config import StructuredOutputs
@@ -41,17 +40,9 @@ log = logging.getLogger("peagle.schema")
 _told: set[str] = set()
 
 
-@dataclass(frozen=True)
-class FittedSchema:
-    """A schema that grammars can keep, and what of the given one they cannot."""
-
-    schema: Any
-    dropped: tuple[Path, ...]
-    """Keywords that were left out, by the keys that lead to each."""
-
-
-def fit_schema(schema: Any) -> FittedSchema:
-    """A schema that accepts all that `schema` does, perhaps more, and that compiles.
+def fit_schema(schema: Any) -> tuple[Any, list[Path]]:
+    """A schema that accepts all that `schema` does, perhaps more, and that compiles; and the
+    keywords that were left out, by the keys that lead to each.
 
     One that compiles as it is stays as it is. Raises `InputError` when llguidance is missing.
     """
@@ -59,7 +50,7 @@ def fit_schema(schema: Any) -> FittedSchema:
         fitted, dropped = in_sandbox(fit_text, json.dumps(schema))
     except RecursionError:
         raise InputError("a JSON schema is nested too deep") from None
-    return FittedSchema(fitted, tuple(map(tuple, dropped)))
+    return fitted, [*map(tuple, dropped)]
 
 
 def kept_schema(schema: Any, strict: bool, what: str) -> Any:
@@ -69,10 +60,10 @@ def kept_schema(schema: Any, strict: bool, what: str) -> Any:
     """
     if strict:
         _refuse_faults(schema, what)
-    fitted = fit_schema(schema)
-    for path in fitted.dropped:
+    fitted, dropped = fit_schema(schema)
+    for path in dropped:
         leave_out(path, strict, what)
-    return fitted.schema
+    return fitted
 
 
 def leave_out(path: Path, strict: bool, what: str) -> None:
