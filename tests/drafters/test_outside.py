@@ -1,5 +1,6 @@
 """Proposers of other packages: the one of the documentation, and such as do wrong."""
 
+import json
 import logging
 import re
 from collections.abc import Sequence
@@ -72,6 +73,29 @@ def test_a_command_serves_with_it(capsys: pytest.CaptureFixture[str]):
         assert main([*words, "--speculative-config", said]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] != ""
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["--methods", "none,repeat_last", "--k", "2"],
+        ["--speculative-config", '{"method": "repeat_last", "num_speculative_tokens": 2}'],
+    ],
+    ids=lambda asked: asked[0],
+)
+def test_bench_measures_it_beside_none(tmp_path: Path, asked: list[str]):
+    few = ["--limit", "1", "--rounds", "1", "--max-tokens", "4"]
+    assert main(["bench", *asked, *few, "--json", str(tmp_path / "result.json")]) == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert [run["method"] for run in result["runs"]] == ["none", "repeat_last"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_random_text_is_not_for_it(capsys: pytest.CaptureFixture[str]):
+    words = ["bench", "--shape", "qwen3-8b", "--random-weights", "--methods", "repeat_last"]
+    assert main(words) != 0
+    assert "random text repeats nothing; leave repeat_last out" in capsys.readouterr().err
 
 
 class Wrong:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from peagle.bench.pair import NAMES
+from peagle.bench.pair import NAMES, measurable
 from peagle.config import DraftLengthMode
 
 OURS = "peagle"
@@ -125,7 +125,7 @@ class Grid:
         """
         engines = [
             Setup(method, k, mode)
-            for method in sorted(set(methods), key=list(NAMES).index)
+            for method in sorted(set(methods), key=measurable().index)
             for k in ((0,) if method == "none" else ks[method])
             for mode in (("fixed",) if method == "none" else self.draft_lengths)
         ]

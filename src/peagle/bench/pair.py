@@ -17,6 +17,7 @@ from peagle.speculative_config import (
     SHORTEST_MATCH,
     DrafterFormat,
     SpeculativeConfig,
+    known_methods,
 )
 
 NAMES = {
@@ -32,6 +33,11 @@ METHODS = ("none", "eagle3", "peagle")
 """Those that are compared where nobody says which."""
 LOOKUP_K = 8
 """K of a lookup without a drafter."""
+
+
+def measurable() -> list[str]:
+    """What can be compared, in order: the methods here, then those that other packages add."""
+    return list(dict.fromkeys((*NAMES, *known_methods())))
 
 
 @dataclass(frozen=True)
@@ -93,9 +99,8 @@ class Pair:
 def method_of(drafter: str, kind: Kind | None = None) -> str:
     """The method that a drafter's files are of, if it is not said; raises `InputError`."""
     place = model_directory(drafter)
-    if is_mtp(place):
-        return MTP.method
-    return (DFLASH if is_dflash(place) else kind or kind_of(place)).method
+    found = MTP if is_mtp(place) else DFLASH if is_dflash(place) else kind or kind_of(place)
+    return found.method
 
 
 def choose_pair(

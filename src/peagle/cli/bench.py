@@ -147,10 +147,11 @@ def _of_shape(
     from peagle.bench import environment
     from peagle.bench.pair import METHODS
     from peagle.bench.rounds import run_engines
+    from peagle.drafters.kind import KIND_OF_METHOD
 
     methods = compared.run(METHODS)
-    if "ngram" in methods:
-        raise InputError("random text repeats nothing; leave ngram out of --methods with --shape")
+    if readers := ", ".join(each for each in methods if each not in ("none", *KIND_OF_METHOD)):
+        raise InputError(f"random text repeats nothing; leave {readers} out with --shape")
     grid = work.grid([str(synthetic.shape)])  # whose prompts are random
     cases = compared.cases(methods, synthetic.drafters(methods), grid)
     workload = synthetic.workload(cases, params, engine)

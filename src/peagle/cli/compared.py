@@ -30,8 +30,8 @@ class Compared(BothDrafters):
     speculative_config: str | None = None
     """vLLM's JSON, in place of --drafter and --k."""
     methods: Several[str] | None = None
-    """Methods to run: any of none, ngram, eagle3, peagle, mtp. Default: none, and those with a
-    drafter"""
+    """Methods to run: any of none, ngram, eagle3, peagle, mtp, or another package's. Default: none,
+    and those with a drafter"""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -60,12 +60,13 @@ class Compared(BothDrafters):
 
     def run(self, usual: Sequence[str]) -> list[str]:
         """The methods to run, none first; usual: those where none is named."""
-        from peagle.bench.pair import NAMES
+        from peagle.bench.pair import measurable
 
+        known = measurable()
         for name in self.methods or ():
-            if name not in NAMES:
-                raise InputError(f"--methods: {name!r} is none of {', '.join(NAMES)}")
-        return sorted(self.methods or usual, key=list(NAMES).index)
+            if name not in known:
+                raise InputError(f"--methods: {name!r} is none of {', '.join(known)}")
+        return sorted(self.methods or usual, key=known.index)
 
     def models(self, target: str | None) -> "tuple[list[str], Pair]":
         """The methods to run, and their models: one drafter by the method that its files are of."""
@@ -91,10 +92,7 @@ class Compared(BothDrafters):
         )
 
     def cases(
-        self,
-        methods: Sequence[str],
-        drafters: "Mapping[str, NetworkConfig]",
-        grid: "Grid",
+        self, methods: Sequence[str], drafters: "Mapping[str, NetworkConfig]", grid: "Grid"
     ) -> "list[Case]":
         """Every combination; K by default as each drafter was trained."""
         from peagle.bench.pair import LOOKUP_K
@@ -104,9 +102,8 @@ class Compared(BothDrafters):
         given = self.k or (most and (most,))
         trained = {MTP.method: [MTP.default_k]}
         trained |= {by: [config.default_k] for by, config in drafters.items()}
-        return grid.cases(
-            methods, {name: given or trained.get(name, [LOOKUP_K]) for name in methods}
-        )
+        ks = {name: given or trained.get(name, [LOOKUP_K]) for name in methods}
+        return grid.cases(methods, ks)
 
     def refuse_beside_servers(self) -> None:
         """Raise `InputError` for what a server decides."""
