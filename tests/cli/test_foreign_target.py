@@ -45,7 +45,7 @@ def test_the_dry_run_says_who_computes_and_who_serves(peagle, recipe: Path):
 def test_it_is_trained_judged_and_fits(peagle, recipe: Path):
     target, output = str(recipe.parent / "target"), str(recipe.parent / "out")
     said = peagle("train", recipe).err
-    assert "features by transformers: logits are the head's" in said
+    assert "features by transformers: documents share rows" in said
     *_, meaning, serve, bench = said.splitlines()
     assert meaning.startswith("estimated AL ")
     assert serve == f"next: peagle serve {target} --drafter {output} --engine vllm"

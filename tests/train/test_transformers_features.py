@@ -22,6 +22,7 @@ SLOW = {"gemma2", "glm4", "mixtral"}
 TARGETS = [
     pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else ()) for kind in foreign.KINDS
 ]
+SHARED, OWN = "documents share rows", "each document has a row of its own"
 
 
 def train(recipe: Recipe) -> tuple[list[Telemetry], str]:
@@ -47,26 +48,33 @@ def test_a_drafter_for_a_foreign_target_learns(recipe_for, tmp_path: Path, kind:
     target = foreign.save_foreign(tmp_path / "target", kind)
     reports, told = train(short(recipe_for, tmp_path / "out", target=str(target)))
     assert reports[-1].loss < 0.8 * reports[0].loss
+    assert SHARED in told
     assert "logits are the head's" in told
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", pytest.param("qwen3_5", marks=pytest.mark.slow)])
-def test_families_with_a_memory_of_their_own_learn_too(
+def test_families_that_mix_documents_get_a_row_for_each(
     targets, recipe_for, tmp_path: Path, family: str
 ):
     changes = {"target": str(targets[family].directory), "target_backend": "transformers"}
-    reports, _ = train(short(recipe_for, tmp_path / "out", steps=10, evaluate_every=5, **changes))
+    reports, told = train(
+        short(recipe_for, tmp_path / "out", steps=10, evaluate_every=5, **changes)
+    )
+    assert OWN in told
     assert reports[-1].loss < reports[0].loss
 
 
-def test_qwen3_learns_the_same_from_both(recipe_for, tmp_path: Path):
+def test_qwen3_learns_the_same_from_both(recipe_for, tmp_path: Path, monkeypatch):
     def losses(name: str, **changes: str) -> Tensor:
         reports, _ = train(short(recipe_for, tmp_path / name, evaluate_every=1, **changes))
         return torch.tensor([report.loss for report in reports])
 
-    own, others = losses("own"), losses("others", target_backend="transformers")
+    own, packed = losses("own"), losses("packed", target_backend="transformers")
+    monkeypatch.setattr("peagle.train.transformers_features.LEAK", -1.0)
+    alone = losses("alone", target_backend="transformers")
     assert len(own) == 20
-    torch.testing.assert_close(others, own, atol=1e-5, rtol=0)
+    torch.testing.assert_close(packed, own, atol=1e-5, rtol=0)
+    torch.testing.assert_close(alone, own, atol=1e-5, rtol=0)
 
 
 def test_rows_of_documents_are_those_of_each_alone(tmp_path: Path):
@@ -86,6 +94,20 @@ def test_rows_of_documents_are_those_of_each_alone(tmp_path: Path):
         before_the_norm = model.model.norm(features.tapped[own, 128:])
         torch.testing.assert_close(before_the_norm, streams[4][0], atol=1e-5, rtol=1e-5)
     assert not features.final[53:].any()
+
+
+def test_a_planted_leak_is_found(tmp_path: Path):
+    """The stream of a token takes a thousandth of the one before, whosoever that is."""
+    model, ends = load("olmo2", tmp_path)
+
+    def leak(module: Any, given: Any, stream: Tensor) -> Tensor:
+        return stream + 1e-3 * stream.roll(1, dims=1)
+
+    told: list[str] = []
+    assert proved(model, ends, (1, 2), told.append).packed
+    model.model.layers[0].register_forward_hook(leak)
+    assert not proved(model, ends, (1, 2), told.append).packed
+    assert [SHARED in told[1], OWN in told[3]] == [True, True]
 
 
 def test_a_planted_scale_of_logits_is_refused(tmp_path: Path):

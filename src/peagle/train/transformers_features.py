@@ -1,7 +1,4 @@
-"""Features of targets that transformers runs: taps by hooks, and a proof of what they mean.
-
-A document has a row of its own: which models would keep two in one row apart differs.
-"""
+"""Features of targets that transformers runs: taps by hooks, and a proof of what they mean."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -18,16 +15,19 @@ from peagle.train.packing import Batch, Document, pack
 from peagle.transfer import to_device
 
 PROBE = 40
-"""Tokens of a probe."""
-LINEAR = 1e-4
-"""Largest relative difference of logits from the head's."""
+"""Tokens of each of a probe's documents."""
+LEAK, SAME, LINEAR = 1e-5, 1e-3, 1e-4
+"""Largest relative difference of states after another document, of states packed and alone, and of
+logits from the head's."""
+ROUNDINGS = 8
+"""Roundings of the run's dtype that kernels may differ by, if that is more."""
 
 
 class TransformersFeatures(FeatureSource):
-    """Features by transformers' model."""
+    """Features by transformers' model, of packed rows as they are or of one document a row."""
 
-    def __init__(self, model: Any, taps: tuple[int, ...]) -> None:
-        self.device = model.device
+    def __init__(self, model: Any, taps: tuple[int, ...], packed: bool = False) -> None:
+        self.device, self.packed = model.device, packed
         self._decoder, layers = decoder_of(model)
         self._taps, self._tapped = taps, dict[int, Tensor]()
         for tap in taps:
@@ -37,7 +37,10 @@ class TransformersFeatures(FeatureSource):
                 layers[-1].register_forward_hook(partial(self._leaves, tap))
 
     def __call__(self, split: Split, rows: Tensor, batch: Batch) -> Features:
-        (tokens,) = to_device(self.device, batch.tokens)
+        tokens, positions = to_device(self.device, batch.tokens, batch.positions)
+        if self.packed:
+            found = self._run(tokens[None], position_ids=positions[None])
+            return Features(found.tapped[0], found.final[0])
         parts = [part for spans in _passes(batch) for part in self._alone(tokens, spans)]
         return placed(len(batch), parts)
 
@@ -52,8 +55,8 @@ class TransformersFeatures(FeatureSource):
             yield span, Features(found.tapped[row, :length], found.final[row, :length])
 
     @torch.no_grad()
-    def _run(self, tokens: Tensor) -> Features:
-        final = self._decoder(input_ids=tokens, use_cache=False).last_hidden_state
+    def _run(self, tokens: Tensor, **inputs: Tensor) -> Features:
+        final = self._decoder(input_ids=tokens, use_cache=False, **inputs).last_hidden_state
         found = [self._tapped.pop(tap) for tap in self._taps]
         if any(state.shape != final.shape for state in found):
             shapes = [list(state.shape) for state in found]
@@ -81,30 +84,62 @@ def _passes(batch: Batch) -> Iterator[list[slice]]:
 def proved(
     model: Any, ends: Ends, taps: tuple[int, ...], tell: Callable[[str], None]
 ) -> TransformersFeatures:
-    """The features of a model. `tell` is called with how its logits compare.
+    """The features of a model, packed if that is proved to keep documents apart.
 
-    Raises `InputError` where they are not what the head makes of the final states.
+    `tell` is called with both verdicts. Raises `InputError` where logits are not what the head
+    makes of the final states.
     """
     source, draw = TransformersFeatures(model, taps), torch.Generator().manual_seed(0)
-    tokens = torch.randint(ends.spec.vocab_size, (PROBE,), generator=draw)
+    one, other, third = torch.randint(ends.spec.vocab_size, (3, PROBE), generator=draw).tolist()
+    other = other[: PROBE - 9]  # lengths differ, and so do sums
+    rounding = torch.finfo(model.dtype).eps
     try:
-        difference = _head_difference(model, ends, source, tokens)
+        difference = _head_difference(model, ends, source, one)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"transformers cannot run the target: {error}") from None
-    if not difference <= max(LINEAR, 2 * torch.finfo(model.dtype).eps):
+    if not difference <= max(LINEAR, 2 * rounding):
         raise InputError(
             f"{model.config.model_type}: its logits are not its head times its final state "
             f"(relative difference {difference:.1e}), so no drafter can be trained for it"
         )
     tell(f"features by transformers: logits are the head's within {difference:.0e}, as required")
+    source.packed = True
+    try:
+        together = _states(source, one, other)
+        leak = _relative(_states(source, third, other)[PROBE:], together[PROBE:])
+        source.packed = False
+        apart = _relative(together, _states(source, one, other))
+    except (RuntimeError, TypeError, ValueError):  # some take no positions
+        leak = apart = float("inf")
+    source.packed = leak <= LEAK and apart <= max(SAME, ROUNDINGS * rounding)
+    way = "documents share rows" if source.packed else "each document has a row of its own"
+    tell(f"features by transformers: {way} (packed, states differ by {max(leak, apart):.0e})")
     return source
 
 
-@torch.no_grad()
-def _head_difference(model: Any, ends: Ends, source: TransformersFeatures, tokens: Tensor) -> float:
-    """How far logits are from what the ends make of the final states: the largest difference over
-    the largest value."""
-    row = pack([Document.answered(tokens.tolist(), 1)], len(tokens)).batch(torch.arange(1))
-    expected = model(input_ids=tokens[None].to(source.device), use_cache=False).logits[0].float()
-    found = ends.logits(source("training", torch.arange(1), row).final).float()
+def _head_difference(
+    model: Any, ends: Ends, source: TransformersFeatures, tokens: Sequence[int]
+) -> float:
+    """How far logits are from what the ends make of the final states, relatively."""
+    ids = torch.tensor([tokens], device=source.device)
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[0]
+        final = source("training", torch.arange(1), _batch(tokens)).final
+        return _relative(ends.logits(final), logits)
+
+
+def _states(source: TransformersFeatures, *documents: Sequence[int]) -> Tensor:
+    """All features of documents in one row, side by side."""
+    features = source("training", torch.arange(1), _batch(*documents))
+    return torch.cat((features.tapped, features.final), dim=-1)
+
+
+def _batch(*documents: Sequence[int]) -> Batch:
+    rows = [Document(tuple(tokens), ((1, len(tokens)),)) for tokens in documents]
+    return pack(rows, sum(map(len, documents))).batch(torch.arange(1))
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    """The largest difference over the largest value."""
+    found, expected = found.float(), expected.float()
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
