@@ -447,7 +447,7 @@ BAD = [
     (["{chats}", "--max-tokens", "0"], "peagle: --max-tokens: "),
     (["{chats}", "--concurrency", "0"], "peagle: --concurrency: "),
     (["{chats}", "--limit", "0"], "a limit of 0"),
-    (["{chats}", "--threads", "0"], "--threads 0"),
+    (["{chats}", "--threads", "0"], "'--threads'"),
     (["{chats}", "--speculative-config", "{{"], "speculative config is not JSON"),
     (["{chats}", "--device", "abacus"], "device abacus"),
     (["{chats}", "--k", "3"], "--k needs --drafter"),
@@ -471,7 +471,7 @@ def test_bad_input(peagle, pair, chats, tmp_path, options, complaint):
     assert not out.exists()
 
 
-def test_a_conversation_that_the_template_refuses_is_named_first(peagle, pair, tmp_path):
+def test_a_conversation_that_the_template_refuses_is_left_out_and_named(peagle, pair, tmp_path):
     target = shutil.copytree(pair.target, tmp_path / "target")
     for name in ("tokenizer_config.json", "chat_template.jinja"):
         if (target / name).exists():
@@ -484,6 +484,7 @@ def test_a_conversation_that_the_template_refuses_is_named_first(peagle, pair, t
         tmp_path / "data.jsonl", {"messages": [user("a")]}, {"messages": [system, user("a")]}
     )
     result = peagle("regenerate", target, source, "--output", tmp_path / "out.jsonl")
-    assert result.code == 2
-    assert "data.jsonl:2: messages.0: the chat template refuses this: no" in result.err
-    assert not (tmp_path / "out.jsonl").exists()
+    assert result.code == 0
+    assert "1 left out" in result.out
+    assert "data.jsonl:2: messages.0: the chat template refuses this: no" in result.out
+    assert len(read(tmp_path / "out.jsonl")) == 1

@@ -19,7 +19,6 @@ from peagle.regenerate.run import (
     Conversation,
     Extent,
     by_digest,
-    check_templates,
     plan,
     read_conversations,
     regenerate,
@@ -294,18 +293,3 @@ def test_what_asks_nothing_is_named(tmp_path: Path, line: Any, message: str):
     (tmp_path / "data.jsonl").write_text(json.dumps(line) if line else "")
     with pytest.raises(InputError, match=message):
         read_conversations([str(tmp_path / "data.jsonl")])
-
-
-def test_templates_are_tried_before_anything_runs():
-    rendered = []
-
-    def render(messages: Sequence[Message], tools: Any) -> None:
-        rendered.append([message["content"] for message in messages])
-        if messages[0]["role"] != "user":
-            raise InputError("begin with user")
-
-    fine = Chat("a:1", (user("a"), assistant("old"), user("b"), assistant("old")))
-    check_templates([fine, Continuation("a:2", "x", None)], render)
-    assert rendered == [["a", "...", "b"]]
-    with pytest.raises(InputError, match=r"^a:3: begin with user$"):
-        check_templates([fine, Chat("a:3", (SYSTEM, user("a")))], render)

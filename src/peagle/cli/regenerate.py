@@ -5,7 +5,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +36,7 @@ from peagle.speculative_config import SpeculativeConfig
 if TYPE_CHECKING:
     from peagle.async_llm import AsyncLLM
     from peagle.regenerate.answers import Answerer
-    from peagle.regenerate.run import Conversation, Extent
+    from peagle.regenerate.run import Extent
 
     Run = Callable[[Answerer, int], Coroutine[None, None, None]]
     """Takes what answers, and how many conversations are in flight."""
@@ -154,7 +154,7 @@ def regenerate(
             if work.endpoint is not None:
                 _ask_endpoint(run, work)
             elif waiting:
-                _ask_engine(run, waiting.values(), engine(), config, variables)
+                _ask_engine(run, engine(), config, variables)
         except KeyboardInterrupt:
             told = f"{work.output} has {tally.before + tally.finished} of {len(conversations)}"
             typer.echo(f"{told}; the same command continues", err=True)
@@ -256,18 +256,14 @@ def _shown(variables: Mapping[str, Any]) -> str:
 
 
 def _ask_engine(
-    run: "Run",
-    conversations: "Iterable[Conversation]",
-    llm: "AsyncLLM",
-    config: EngineConfig,
-    variables: Mapping[str, Any],
+    run: "Run", llm: "AsyncLLM", config: EngineConfig, variables: Mapping[str, Any]
 ) -> None:
+    """Have as many in flight as asked, or a few more than the engine runs."""
     from peagle.regenerate.engine import EngineAnswerer
-    from peagle.regenerate.run import check_templates
 
-    answerer = EngineAnswerer(llm, variables)
-    check_templates(conversations, answerer.render)
-    asyncio.run(run(answerer, _in_flight(llm, config)))
+    seqs = llm.llm.engine.max_num_seqs
+    in_flight = config.max_num_seqs or seqs + -(-seqs // 8)  # so that the engine is never idle
+    asyncio.run(run(EngineAnswerer(llm, variables), in_flight))
 
 
 def _write_questions(
@@ -308,12 +304,6 @@ def _engine_of(
             return llm
 
         yield engine
-
-
-def _in_flight(llm: "AsyncLLM", config: EngineConfig) -> int:
-    """Conversations at once: as asked, or a few more than the engine runs, so that none is idle."""
-    seqs = llm.llm.engine.max_num_seqs
-    return config.max_num_seqs or seqs + -(-seqs // 8)
 
 
 def _ask_endpoint(run: "Run", work: Answering) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from peagle.async_llm import AsyncLLM
-from peagle.completion import Completion
 from peagle.config import SamplingParams
 from peagle.dialects import events
 from peagle.dialects.tools import Tool, ToolUse
@@ -26,10 +25,6 @@ class EngineAnswerer:
         self._llm = llm.llm
         self._variables = {"add_generation_prompt": True, **(variables or {})}
 
-    def render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> str:
-        """The prompt for the assistant's next turn. Raises `InputError`."""
-        return render_chat(self._llm.tokenizer, messages, tools=tools, **self._variables)
-
     async def chat(
         self,
         messages: Sequence[Message],
@@ -38,9 +33,9 @@ class EngineAnswerer:
     ) -> Regeneration:
         """The assistant's next turn, read by the target's dialect."""
         try:
-            text = self.render(messages, tools)
-        except InputError as error:  # the data's own turns were tried before anything ran
-            raise NoAnswerError(f"the target's own answers: {error}") from None
+            text = render_chat(self._llm.tokenizer, messages, tools=tools, **self._variables)
+        except InputError as error:
+            raise NoAnswerError(str(error)) from None
         prompt = self._llm.tokenize(text, add_special_tokens=False)
         return await self._answer(prompt, params, ChatTurn(tool_use(tools or ())))
 
@@ -58,7 +53,9 @@ class EngineAnswerer:
         completion = await self._async.complete(prepared)
         if completion.failure is not None:
             raise NoAnswerError(f"an answer ended with an error: {completion.failure}")
-        return _answer_of(prompt, completion)
+        message, ids = _message(completion.message), completion.token_ids
+        cut = completion.finish_reason == "length"
+        return Regeneration(message, len(ids), cut, ids, tuple(prompt))
 
 
 def tool_use(tools: Sequence[dict[str, Any]]) -> ToolUse | None:
@@ -71,11 +68,6 @@ def tool_use(tools: Sequence[dict[str, Any]]) -> ToolUse | None:
             case {"name": str(name)}:
                 found.append(Tool(name))
     return ToolUse(tuple(found)) if found else None
-
-
-def _answer_of(prompt: Sequence[int], completion: Completion) -> Regeneration:
-    message, ids = _message(completion.message), completion.token_ids
-    return Regeneration(message, len(ids), completion.finish_reason == "length", ids, tuple(prompt))
 
 
 def _message(said: events.Message) -> Message:

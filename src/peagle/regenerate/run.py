@@ -84,25 +84,6 @@ def plan(chat: Chat) -> list[Message | None]:
     return [*turns, None] if asked else turns
 
 
-def check_templates(
-    conversations: Iterable[Conversation],
-    render: Callable[[Sequence[Message], list[dict[str, Any]] | None], object],
-) -> None:
-    """Render every conversation up to its last question, with dots for answers.
-
-    Raises `InputError` naming the first that the chat template refuses.
-    """
-    for chat in conversations:
-        if isinstance(chat, Chat):
-            turns = plan(chat)
-            last = max(index for index, turn in enumerate(turns) if turn is None)
-            dots = {"role": "assistant", "content": "..."}
-            try:
-                render([turn or dots for turn in turns[:last]], chat.tools)
-            except InputError as error:
-                raise InputError(f"{chat.place}: {error}") from None
-
-
 async def regenerate(
     conversations: Mapping[str, Conversation],
     answerer: Answerer,
