@@ -47,7 +47,7 @@ def _tell_of_limit() -> None:
 class Connection(HttpToolsProtocol):
     """Closes when a head or a chunked body's trailer does not end: uvicorn keeps all of it.
 
-    `HeadLimit` refuses a long head that does end. An offer of HTTP/2 is left out of a head with
+    `SizeLimits` refuses a long head that does end. An offer of HTTP/2 is left out of a head with
     which a read begins; after any other the connection closes, since its parser has stopped.
     """
 
@@ -151,7 +151,7 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request and close, in the form of all other errors."""
-        refusal = APIError(400, msg, headers={"Connection": "close"}).response
+        refusal = APIError(400, msg, headers={"Connection": "close"}).response_on()
         headers = [*self.server_state.default_headers, *refusal.raw_headers]
         lines = b"".join(b"%s: %s\r\n" % header for header in headers)
         self.transport.write(STATUS_LINE[400] + lines + b"\r\n" + bytes(refusal.body))

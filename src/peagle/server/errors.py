@@ -89,13 +89,8 @@ class APIError(HTTPException):
         kind = ANTHROPIC_TYPES.get(self.status, "api_error")
         return AnthropicErrorBody(error=AnthropicErrorDetail(type=kind, message=self.message))
 
-    @property
-    def response(self) -> JSONResponse:
-        """The body with its status and headers."""
-        return self.response_on("")
-
-    def response_on(self, path: str) -> JSONResponse:
-        """The same in the form of a path's route."""
+    def response_on(self, path: str = "") -> JSONResponse:
+        """The body with its status and headers, in the form of a path's route."""
         body = self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
         return JSONResponse(body.model_dump(), self.status, self.headers)
 

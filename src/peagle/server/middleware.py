@@ -94,33 +94,28 @@ class HeadRequests:
         return await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
 
 
-class HeadLimit:
-    """Refuses heads that are too large, of which uvicorn reads several times more in one piece."""
+class SizeLimits:
+    """Refuses heads that are too large, of which uvicorn reads several times more in one piece, and
+    bodies that are, before reading them whole."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] == "http" and _head_bytes(scope) > HEAD_BYTES:
-            refusal = APIError(400, f"the request's head is longer than {HEAD_BYTES} bytes")
-            return await refusal.response_on(scope["path"])(scope, receive, send)
-        return await self._app(scope, receive, send)
-
-
-class BodyLimit:
-    """Refuses bodies that are too large before reading them whole."""
-
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app, self._limit = app, limit
+    def __init__(self, app: ASGIApp, body: int) -> None:
+        """body: most bytes of one."""
+        self._app, self._limit = app, body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         declared = Headers(scope=scope).get("content-length", "0")
-        if declared.isdecimal() and int(declared[:20]) > self._limit:
-            return await self._refusal().response_on(scope["path"])(scope, receive, send)
+        refusal = APIError(413, f"the body is larger than {self._limit} bytes")
+        if _head_bytes(scope) > HEAD_BYTES:
+            refusal = APIError(400, f"the request's head is longer than {HEAD_BYTES} bytes")
+        elif not declared.isdecimal() or int(declared[:20]) <= self._limit:
+            return await self._app(scope, self._counted(receive, refusal), send)
+        return await refusal.response_on(scope["path"])(scope, receive, send)
+
+    def _counted(self, receive: Receive, refusal: APIError) -> Receive:
+        """The body's parts; raises for the one that is too much."""
         read = 0
 
         async def receive_counted() -> Message:
@@ -128,13 +123,10 @@ class BodyLimit:
             message = await receive()
             read += len(message.get("body", b""))
             if read > self._limit:
-                raise self._refusal()
+                raise refusal
             return message
 
-        return await self._app(scope, receive_counted, send)
-
-    def _refusal(self) -> APIError:
-        return APIError(413, f"the body is larger than {self._limit} bytes")
+        return receive_counted
 
 
 class Authentication:

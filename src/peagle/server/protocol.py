@@ -29,8 +29,6 @@ Limit = Annotated[
 ]
 """A number of tokens; -1 is no limit of one's own."""
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-FORMS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
-"""Keys of `structured_outputs` that are forms."""
 Schema = str | dict[str, Any]
 """A schema, or its JSON text."""
 
@@ -62,16 +60,6 @@ class StructuredOutputsOptions(Body):
     choice: Items[str] | None = None
     grammar: str | None = None
     structural_tag: Schema | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_what_is_no_form(cls, given: Any) -> Any:
-        """Refuse an object of unknown keys alone by the first of them."""
-        if isinstance(given, dict) and given and not given.keys() & set(FORMS):
-            told = "no such form; there are {known}"
-            context = {"key": str(next(iter(given))), "known": ", ".join(FORMS)}
-            raise PydanticCustomError("no_form", told, context)
-        return given
 
 
 class JSONSchema(Body):

@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -107,7 +107,7 @@ def _response_form(asked: ResponseFormat | None) -> dict[str, Any] | None:
 
 def check_schema(schema: Any, limits: Limits, param: str) -> None:
     """Refuse a schema that is too large, too deep, or whose `multipleOf` needs too many states."""
-    if _depth(schema, limits.schema_depth) > limits.schema_depth:
+    if _is_deeper(schema, limits.schema_depth):
         raise APIError(400, f"nested more than {limits.schema_depth} deep", param)
     if len(json.dumps(schema)) > limits.grammar_length:
         raise APIError(400, f"longer than {limits.grammar_length} characters", param)
@@ -155,9 +155,8 @@ def _steps(schema: Any) -> Iterator[float]:
     """Every number that a schema names in `multipleOf`."""
     if isinstance(schema, dict) and isinstance(schema.get("multipleOf"), int | float):
         yield schema["multipleOf"]
-    if isinstance(schema, dict | list):
-        for child in schema.values() if isinstance(schema, dict) else schema:
-            yield from _steps(child)
+    for child in _children(schema):
+        yield from _steps(child)
 
 
 def _digits(step: float) -> int:
@@ -166,20 +165,16 @@ def _digits(step: float) -> int:
     return int(digits.scaleb(-min(int(digits.as_tuple().exponent), 0))) or 1
 
 
-def _depth(value: Any, most: int) -> int:
-    """Nesting depth of lists and objects, counted no further than one past `most`."""
-    level, depth = [value], 0
-    while depth <= most:
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-        ]
-        if not level:
-            break
-        depth += 1
-    return depth
+def _is_deeper(value: Any, most: int) -> bool:
+    """Whether lists and objects are nested more than `most` deep."""
+    children = _children(value)
+    return bool(children) and (most == 0 or any(_is_deeper(one, most - 1) for one in children))
+
+
+def _children(value: Any) -> Collection[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _stop_strings(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
