@@ -1,10 +1,8 @@
 """The official client against the server: every field, streaming and not."""
 
-import asyncio
 import json
 import math
 from copy import copy
-from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -14,7 +12,7 @@ from openai import OpenAI
 
 from peagle import LLM, SamplingParams
 from peagle.config import ChatConfig
-from peagle.regenerate.engine import EngineAnswerer
+from peagle.models.chat_template import render_chat
 from peagle.server.chat import render
 from peagle.server.messages import MessageBody
 from peagle.server.service import Service
@@ -236,7 +234,7 @@ def test_templates_get_what_a_tool_was_called_with_as_an_object(server: Running)
     ]
     service = with_template(server.service, template)
     messages = [MessageBody(role="assistant", content=None, tool_calls=called)]
-    tokens = asyncio.run(render(service, messages, {}))
+    tokens = render(service.llm, messages, {})
     assert service.llm.tokenizer.decode(tokens) == '{"x": [1]}"no JSON"'
 
 
@@ -252,7 +250,7 @@ def test_a_tool_call_is_the_same_text_in_every_rendering(server: Running):
     call = {"id": "1", "type": "function", "function": function}
     turns = ({"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]})
     service, tokenizer = with_template(server.service, template), copy(server.service.llm.tokenizer)
-    served = asyncio.run(render(service, [MessageBody(**turn) for turn in turns], {}))
+    served = render(service.llm, [MessageBody(**turn) for turn in turns], {})
     text = tokenizer.decode(served)
     assert '(x: [1])(y: "é")' in text
     tokenizer.chat_template = template
@@ -266,8 +264,7 @@ def test_a_tool_call_is_the_same_text_in_every_rendering(server: Running):
     [marked] = ChatTemplate(tokenizer).encode([chat])
     assert tokenizer.decode(marked.tokens[slice(*marked.responses[0])]) == '(x: [1])(y: "é")'
     tokenizer.chat_template = template
-    engine = SimpleNamespace(llm=SimpleNamespace(tokenizer=tokenizer))
-    assert EngineAnswerer(engine).render(chat.messages, None) == text  # type: ignore[arg-type]
+    assert render_chat(tokenizer, chat.messages, tools=None, add_generation_prompt=True) == text
 
 
 def test_chat_equals_its_rendered_prompt(client: OpenAI, offline: LLM):

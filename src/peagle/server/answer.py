@@ -1,14 +1,14 @@
 """Answers as choices: OpenAI's completions and chat completions."""
 
-import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import ClassVar
 
-from fastapi import Request, Response
+from fastapi import Request
 
 from peagle.completion import Chunk, Completion
-from peagle.server.delivery import WAITING, Json, deliver, event
+from peagle.server.delivery import WAITING, Json, event
 from peagle.server.errors import APIError
 from peagle.server.middleware import GIVEN_ID
 from peagle.server.protocol import ChatBody, GenerationBody, StreamOptions
@@ -18,76 +18,58 @@ from peagle.speculation import DraftTotals
 DONE = b"data: [DONE]\n\n"
 
 
-class AnswerForm(Protocol):
-    """The form of one route's answers."""
+class Choices(ABC):
+    """One request's answer as choices; each route says what its own look like."""
 
-    prefix: str
+    prefix: ClassVar[str]
     """Prefix of ids."""
-    kind: str
+    kind: ClassVar[str]
     """The `object` field of an answer."""
-    chunk_kind: str
+    chunk_kind: ClassVar[str]
     """The `object` field of a stream's chunk."""
-
-    def choice(self, index: int, completion: Completion) -> Json:
-        """A finished choice."""
-        ...
-
-    def whole(self, done: Sequence[Completion]) -> Json:
-        """What an answer has besides its choices and its usage."""
-        ...
-
-    def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
-        """What a chunk adds to its choice, for a stream; perhaps nothing yet."""
-        ...
-
-
-async def answer(
-    service: Service,
-    form: AnswerForm,
-    job: Job,
-    body: GenerationBody,
-    request: Request,
-    running: contextlib.AsyncExitStack,
-) -> Response:
-    """Answer with what the sequences write. Closing `running` or a client that leaves ends them."""
-    if GIVEN_ID.fullmatch(body.request_id or ""):
-        request.state.request_id = body.request_id
-    head = {
-        "id": f"{form.prefix}-{request.state.request_id}",
-        "object": form.chunk_kind if body.stream else form.kind,
-        "created": int(time.time()),
-        "model": service.settings.model_names[0],
-    }
-    choices = Choices(form, head, job, body)
-    return await deliver(choices, job, bool(body.stream), request, running)
-
-
-class Choices:
-    """The choices of one request, each in its route's form."""
-
     waiting = WAITING
 
-    def __init__(self, form: AnswerForm, head: Json, job: Job, body: GenerationBody) -> None:
-        self._form, self._head, self._job, self._body = form, head, job, body
+    def __init__(self, service: Service, job: Job, body: GenerationBody, request: Request) -> None:
+        if GIVEN_ID.fullmatch(body.request_id or ""):
+            request.state.request_id = body.request_id
+        self.id = f"{self.prefix}-{request.state.request_id}"
+        self._head = {
+            "id": self.id,
+            "object": self.chunk_kind if body.stream else self.kind,
+            "created": int(time.time()),
+            "model": service.settings.model_names[0],
+        }
+        self._tokenizer, self._job, self._asked = service.llm.tokenizer, job, body
         self._wanted = body.stream_options or StreamOptions()
-        self.id: str = head["id"]
         self._written = 0
         self._unsaid: list[list[int]] = [[] for _ in job.prepared]
         """Tokens of which nothing could be shown yet."""
         self._begun: set[int] = set()
+        """Choices of which something was told."""
+
+    @abstractmethod
+    def choice(self, index: int, completion: Completion) -> Json:
+        """A finished choice."""
+
+    @abstractmethod
+    def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
+        """What a chunk adds to its choice, for a stream; perhaps nothing yet."""
+
+    def shared(self, done: Sequence[Completion]) -> Json:
+        """What an answer has besides its choices and its usage."""
+        return {}
 
     def whole(self, done: Sequence[Completion]) -> Json:
         """The answer as one object."""
         choices = [
-            self._ended(self._form.choice(index, completion), completion)
+            self._ended(self.choice(index, completion), completion)
             for index, completion in enumerate(done)
         ]
         told = {"choices": choices, "usage": usage(self._job, done)}
-        words = {**self._head, **told, **self._form.whole(done)}
-        if self._body.return_token_ids:
+        words = {**self._head, **told, **self.shared(done)}
+        if self._asked.return_token_ids:
             for choice, completion in zip(choices, done, strict=True):
-                ids = completion.token_ids, completion.prompt_token_ids
-                _add_ids(self._body, words, choice, *ids)
+                self._add_ids(words, choice, completion.token_ids, completion.prompt_token_ids)
         return words
 
     def begin(self) -> Sequence[bytes]:
@@ -97,19 +79,19 @@ class Choices:
     def add(self, index: int, chunk: Chunk) -> Iterator[bytes]:
         """An event for each delta."""
         self._written += len(chunk.token_ids)
-        if self._body.return_token_ids:
+        if self._asked.return_token_ids:
             self._unsaid[index] += chunk.token_ids
-        choices = self._form.deltas(index, chunk)
+        choices = self.deltas(index, chunk)
         if chunk.completion is not None:
             *before, last = choices
             choices = [*before, self._ended(last, chunk.completion)]
         for choice in choices:
             words: Json = {**self._head, "choices": [choice]}
-            if self._body.return_token_ids:
+            if self._asked.return_token_ids:
                 asked = None if index in self._begun else self._job.prepared[index].tokens
-                _add_ids(self._body, words, choice, self._unsaid[index], asked)
+                self._add_ids(words, choice, self._unsaid[index], asked)
                 self._unsaid[index] = []
-                self._begun.add(index)
+            self._begun.add(index)
             if self._wanted.continuous_usage_stats:
                 words["usage"] = _counts(self._job.prompt_tokens, self._written)
             yield event(words)
@@ -124,25 +106,21 @@ class Choices:
         """The error in place of a delta."""
         return event(refusal.body.model_dump())
 
+    def _add_ids(
+        self, words: Json, choice: Json, tokens: Sequence[int], prompt: Sequence[int] | None
+    ) -> None:
+        """Add token ids as vLLM does: those of a conversation's prompt stand beside its choices."""
+        choice["token_ids"] = tokens
+        if prompt is not None:
+            beside = isinstance(self._asked, ChatBody)
+            (words if beside else choice)["prompt_token_ids"] = prompt
+
     def _ended(self, choice: Json, done: Completion) -> Json:
         """A choice with its times, if asked for, and why it ended with an error, where others did
         not."""
-        times = {"metrics": _times(done)} if self._body.return_metrics else {}
+        times = {"metrics": _times(done)} if self._asked.return_metrics else {}
         failure = {} if done.failure is None else {"error": {"message": done.failure}}
         return choice | times | failure
-
-
-def _add_ids(
-    body: GenerationBody,
-    words: Json,
-    choice: Json,
-    tokens: Sequence[int],
-    prompt: Sequence[int] | None,
-) -> None:
-    """Add token ids as vLLM does: those of a conversation's prompt stand beside its choices."""
-    choice["token_ids"] = tokens
-    if prompt is not None:
-        (words if isinstance(body, ChatBody) else choice)["prompt_token_ids"] = prompt
 
 
 def _times(done: Completion) -> Json:

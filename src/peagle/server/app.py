@@ -16,13 +16,7 @@ from peagle.server.body_route import BodyRoute, validated
 from peagle.server.chat import chat, render
 from peagle.server.completions import complete
 from peagle.server.errors import AnthropicErrorBody, APIError, ErrorBody, register_errors
-from peagle.server.middleware import (
-    AccessLog,
-    Authentication,
-    BodyLimit,
-    HeadLimit,
-    HeadRequests,
-)
+from peagle.server.middleware import AccessLog, Authentication, HeadRequests, SizeLimits
 from peagle.server.protocol import (
     ChatBody,
     CompletionBody,
@@ -37,14 +31,8 @@ from peagle.server.settings import ServerSettings
 
 Answers = dict[int | str, dict[str, Any]]
 Endpoint = Callable[..., Coroutine[Any, Any, Response | Mapping[str, Any]]]
-REFUSALS: Answers = {
-    "4XX": {"model": ErrorBody},
-    "5XX": {"model": ErrorBody},
-}
-ANTHROPIC_REFUSALS: Answers = {
-    "4XX": {"model": AnthropicErrorBody},
-    "5XX": {"model": AnthropicErrorBody},
-}
+REFUSALS: Answers = {status: {"model": ErrorBody} for status in ("4XX", "5XX")}
+ANTHROPIC_REFUSALS: Answers = {status: {"model": AnthropicErrorBody} for status in ("4XX", "5XX")}
 ANSWER: Answers = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 
 
@@ -68,8 +56,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     _add_state(app, service)
     app.add_middleware(HeadRequests)
     app.add_middleware(Authentication, keys=settings.api_keys)
-    app.add_middleware(BodyLimit, limit=settings.limits.body_bytes)
-    app.add_middleware(HeadLimit)
+    app.add_middleware(SizeLimits, body=settings.limits.body_bytes)
     app.add_middleware(AccessLog)
     if settings.allowed_origins:  # outermost, so that pages can read every refusal
         app.add_middleware(
@@ -144,7 +131,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         added = body.add_special_tokens
         if body.messages is not None:
             variables = body.variables(body.tools or ())
-            ids = await render(service, body.messages, variables, bool(added))
+            given = body.messages, variables, bool(added)
+            ids = await service.aside(render, service.llm, *given)
         else:
             ids = await service.tokenize(body.prompt or "", added is not False)
         limit = service.llm.engine.max_length

@@ -13,10 +13,11 @@ from peagle.dialects.tools import ToolUse
 from peagle.engine.step import TokenLogprobs
 from peagle.errors import InputError
 from peagle.live_request import ChatTurn
+from peagle.llm import LLM
 from peagle.models.chat_template import hides_tools
-from peagle.server.answer import answer
+from peagle.server.answer import Choices
 from peagle.server.body import tell_once
-from peagle.server.delivery import Json
+from peagle.server.delivery import Json, deliver
 from peagle.server.errors import APIError
 from peagle.server.messages import MessageBody
 from peagle.server.protocol import ChatBody
@@ -36,8 +37,8 @@ async def chat(service: Service, body: ChatBody, request: Request) -> Response:
     """Continue a conversation."""
     async with contextlib.AsyncExitStack() as running:
         job = await begin(service, body, running)
-        form = ChatForm(service.llm.tokenizer, body)
-        return await answer(service, form, job, body, request, running)
+        choices = ChatChoices(service, job, body, request)
+        return await deliver(choices, job, bool(body.stream), request, running)
 
 
 async def begin(service: Service, body: ChatBody, running: contextlib.AsyncExitStack) -> Job:
@@ -70,26 +71,16 @@ async def prompt_of(service: Service, body: ChatBody, use: ToolUse | None) -> li
     """Token ids of a conversation, which shows its tools if the answer may call any."""
     shown = (body.tools or ()) if use is not None else ()
     added = bool(body.add_special_tokens)
-    return await render(service, body.messages, body.variables(shown), added)
+    return await service.aside(render, service.llm, body.messages, body.variables(shown), added)
 
 
-async def render(
-    service: Service,
+def render(
+    llm: LLM,
     messages: Sequence[MessageBody],
     variables: Mapping[str, Any],
     add_special_tokens: bool = False,
 ) -> list[int]:
     """Messages -> token ids through the chat template, which transformers runs in a sandbox."""
-    return await service.aside(_render, service, messages, variables, add_special_tokens)
-
-
-def _render(
-    service: Service,
-    messages: Sequence[MessageBody],
-    variables: Mapping[str, Any],
-    add_special_tokens: bool,
-) -> list[int]:
-    llm = service.llm
     if llm.chat_config.chat_template is None and llm.tokenizer.chat_template is None:
         raise APIError(400, "this model has no chat template; start with --chat-template FILE")
     turns = [message.turn for message in messages]
@@ -101,16 +92,15 @@ def _render(
         raise APIError(400, str(error), "messages") from None
 
 
-class ChatForm:
-    """Puts what was read of answers into the form of OpenAI's chat completions."""
+class ChatChoices(Choices):
+    """What was read of answers in the form of OpenAI's chat completions."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Any, body: ChatBody) -> None:
-        self._tokenizer, self._body = tokenizer, body
-        self._calls = [0] * body.choices
+    def __init__(self, service: Service, job: Job, body: ChatBody, request: Request) -> None:
+        super().__init__(service, job, body, request)
+        self._body, self._calls = body, [0] * body.choices
         """Calls that each choice has begun."""
-        self._begun: set[int] = set()
 
     def choice(self, index: int, completion: Completion) -> Json:
         """A finished choice."""
@@ -132,7 +122,7 @@ class ChatForm:
             "logprobs": self._logprobs(scored),
         }
 
-    def whole(self, done: Sequence[Completion]) -> Json:
+    def shared(self, done: Sequence[Completion]) -> Json:
         """The prompt's log-probabilities, which all choices share; where they are asked for."""
         return prompt_scores(self._tokenizer, done[0], self._body.prompt_logprobs)
 
@@ -146,7 +136,6 @@ class ChatForm:
         ):
             deltas.append({})
         if deltas and index not in self._begun:
-            self._begun.add(index)
             deltas[0] = {"role": "assistant", "content": "", **deltas[0]}
         choices: list[Json] = [
             {"index": index, "delta": delta, "finish_reason": None, "logprobs": None}

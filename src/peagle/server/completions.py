@@ -3,15 +3,14 @@
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 from fastapi import Request, Response
 
 from peagle.completion import Chunk, Completion
 from peagle.detokenizer import detokenize
 from peagle.engine.step import TokenLogprobs
-from peagle.server.answer import answer
-from peagle.server.delivery import Json
+from peagle.server.answer import Choices
+from peagle.server.delivery import Json, deliver
 from peagle.server.errors import APIError
 from peagle.server.protocol import CompletionBody
 from peagle.server.sampling import sampling_params, structured_outputs
@@ -53,25 +52,30 @@ async def complete(service: Service, body: CompletionBody, request: Request) -> 
             ]
         job = await service.begin(prompts, params, n, running)
         repeated = [prompt for prompt in prompts for _ in range(n)]
-        form = CompletionForm(service.llm.tokenizer, body, repeated, job)
-        return await answer(service, form, job, body, request, running)
+        choices = CompletionChoices(service, job, body, request, repeated)
+        return await deliver(choices, job, bool(body.stream), request, running)
 
 
-class CompletionForm:
-    """Puts completions into the form of OpenAI's text completions."""
+class CompletionChoices(Choices):
+    """In the form of OpenAI's text completions."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(
-        self, tokenizer: Any, body: CompletionBody, prompts: Sequence[str | list[int]], job: Job
+        self,
+        service: Service,
+        job: Job,
+        body: CompletionBody,
+        request: Request,
+        prompts: Sequence[str | list[int]],
     ) -> None:
         """prompts: of each of the job's sequences, as the client gave it."""
-        self._tokenizer, self._body, self._job = tokenizer, body, job
+        super().__init__(service, job, body, request)
+        self._body = body
         self._echo = [self._said(prompt) if body.echo else "" for prompt in prompts]
-        self._begun: set[int] = set()
         self._offsets = [TextOffsets() for _ in prompts]
-        self._special = frozenset(tokenizer.all_special_ids)
-        self._text = functools.cache(functools.partial(token_text, tokenizer))
+        self._special = frozenset(self._tokenizer.all_special_ids)
+        self._text = functools.cache(functools.partial(token_text, self._tokenizer))
 
     def choice(self, index: int, completion: Completion) -> Json:
         """A finished choice."""
@@ -83,14 +87,9 @@ class CompletionForm:
             **prompt_scores(self._tokenizer, completion, self._body.prompt_logprobs),
         }
 
-    def whole(self, done: Sequence[Completion]) -> Json:
-        """Nothing: choices may have different prompts."""
-        return {}
-
     def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
         """What a chunk adds to its choice."""
         echo = "" if index in self._begun else self._echo[index]
-        self._begun.add(index)
         delta: Json = {
             "index": index,
             "text": echo + chunk.text,
