@@ -269,9 +269,9 @@ class _StateCollector:
         """All of it."""
         yield self._intervals()
         yield from self._of_its_process()
-        yield from self._engine_state()
+        yield from self._values()
+        yield from self._labelled()
         yield from self._facts()
-        yield from self._counts_of_tokens()
 
     def _intervals(self) -> Metric:
         name = "vllm:inter_token_latency_seconds"
@@ -287,28 +287,40 @@ class _StateCollector:
             metric.samples = [one._replace(labels=labels) for one in metric.samples]
             yield metric
 
-    def _engine_state(self) -> Iterator[Metric]:
-        engine = self._find()
-        stats = engine.stats
-        gauges = {
-            "vllm:num_requests_running": stats.running,
-            "vllm:num_requests_waiting": stats.waiting,
-            "vllm:kv_cache_usage_perc": stats.kv_usage,
-            "peagle:engine_responds": engine.responds,
-            "peagle:step_age_seconds": engine.step_age,
-            "peagle:audit_seconds_since_last": time.monotonic() - self.audited,
-        }
-        counters = {
-            "vllm:prefix_cache_queries": stats.prefix_queries,
-            "vllm:prefix_cache_hits": stats.prefix_hits,
-            "vllm:num_preemptions": stats.preemptions,
-        }
-        for kind, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
-            for name, value in values.items():
-                yield self._family(kind, name, [((), value)])
-        stopped = [((why,), float(why == stats.drafting_stopped)) for why in STOPS]
+    def _values(self) -> Iterator[Metric]:
+        """Those of one sample."""
+        engine, did, idle = self._find(), self._drafts, time.monotonic() - self.audited
+        stats, gauge, counter = engine.stats, GaugeMetricFamily, CounterMetricFamily
+        for kind, name, text, value in (
+            (gauge, "vllm:num_requests_running", "", stats.running),
+            (gauge, "vllm:num_requests_waiting", "", stats.waiting),
+            (gauge, "vllm:kv_cache_usage_perc", "", stats.kv_usage),
+            (gauge, "peagle:engine_responds", "", engine.responds),
+            (gauge, "peagle:step_age_seconds", "", engine.step_age),
+            (gauge, "peagle:audit_seconds_since_last", "", idle),
+            (counter, "vllm:prefix_cache_queries", "", stats.prefix_queries),
+            (counter, "vllm:prefix_cache_hits", "", stats.prefix_hits),
+            (counter, "vllm:num_preemptions", "", stats.preemptions),
+            (counter, "vllm:generation_tokens", "Tokens generated.", self.tokens),
+            (counter, "vllm:spec_decode_num_drafts", "Verifications of drafts.", did.cycles),
+            (counter, "vllm:spec_decode_num_draft_tokens", "Tokens drafted.", did.drafted),
+            (counter, "vllm:spec_decode_num_accepted_tokens", "Drafts accepted.", did.accepted),
+            (counter, "peagle:cycles_without_drafts", "Cycles that drafted nothing.", did.pauses),
+        ):
+            yield self._family(kind, name, [((), value)], text)
+
+    def _labelled(self) -> Iterator[Metric]:
+        """Those of a sample for each value of a label."""
+        engine, did = self._find(), self._drafts
         name, text = "peagle:drafting_stopped", "Whether nothing is drafted, and why."
+        stopped = [((why,), float(why == engine.stats.drafting_stopped)) for why in STOPS]
         yield self._family(GaugeMetricFamily, name, stopped, text, "reason")
+        name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted."
+        accepted = [((str(place),), n) for place, n in enumerate(did.accepted_per_position)]
+        yield self._family(CounterMetricFamily, name, accepted, text, "position")
+        name, text = "peagle:cycles", "Cycles by the tokens that they draft."
+        lengths = [((str(k),), did.lengths[k]) for k in range(engine.k + 1)]
+        yield self._family(CounterMetricFamily, name, lengths, text, "length")
 
     def _facts(self) -> Iterator[Metric]:
         """What never changes, in labels."""
@@ -324,29 +336,6 @@ class _StateCollector:
         for name, told in (("vllm:cache_config_info", cache), ("peagle:build_info", build)):
             values = tuple(map(str, told.values()))
             yield self._family(GaugeMetricFamily, name, [(values, 1.0)], "", *told)
-
-    def _counts_of_tokens(self) -> Iterator[Metric]:
-        did = self._drafts
-        for name, text, value in (
-            ("vllm:generation_tokens", "Tokens generated.", self.tokens),
-            ("vllm:spec_decode_num_drafts", "Verifications of drafts.", did.cycles),
-            ("vllm:spec_decode_num_draft_tokens", "Tokens drafted.", did.drafted),
-            ("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.", did.accepted),
-            ("peagle:cycles_without_drafts", "Cycles that drafted nothing.", did.pauses),
-        ):
-            yield self._family(CounterMetricFamily, name, [((), value)], text)
-        lengths = [did.lengths[length] for length in range(self._find().k + 1)]
-        for name, text, label, counts in (
-            (
-                "vllm:spec_decode_num_accepted_tokens_per_pos",
-                "Drafts accepted.",
-                "position",
-                did.accepted_per_position,
-            ),
-            ("peagle:cycles", "Cycles by the tokens that they draft.", "length", lengths),
-        ):
-            samples = [((str(place),), count) for place, count in enumerate(counts)]
-            yield self._family(CounterMetricFamily, name, samples, text, label)
 
     def _family(
         self,
