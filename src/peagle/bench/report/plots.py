@@ -36,8 +36,6 @@ def draw_plots(runs: Sequence[Run], name: str) -> Iterator[Plot]:
             yield _drawn(name, "user", "Speed of one user and of all", _users, timed)
     if any(run is not reference(run, runs) for run in runs if reference(run, runs)):
         yield _drawn(name, "gain", "Speed-up, with its interval", _gains, runs)
-    if any(run.measures.acceptance_rate_per_position for run in runs):
-        yield _drawn(name, "acceptance", "Acceptance by position of the draft", _acceptance, runs)
 
 
 def _drawn(
@@ -98,20 +96,6 @@ def _gains(axes: "Axes", runs: Sequence[Run]) -> None:
     axes.set_yticks(range(len(labels)), labels)
     axes.margins(x=0.12)
     axes.set(xlabel="times as fast as its reference", ylim=(len(labels) - 0.5, -0.5))
-
-
-def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
-    """Under the first load: acceptance does not depend on it where draft lengths are fixed."""
-    from matplotlib.ticker import MaxNLocator
-
-    first = runs[0].case.load
-    for label, same, style in _lines([run for run in runs if run.case.load == first]):
-        rates = same[0].measures.acceptance_rate_per_position
-        if rates:
-            places = range(1, len(rates) + 1)
-            axes.plot(places, [100 * rate for rate in rates], label=_plain(label), **style)
-    axes.set(xlabel="position of the draft", ylabel="accepted (% of cycles)", ylim=(0, 100))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run], dict[str, Any]]]:
