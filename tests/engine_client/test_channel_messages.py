@@ -11,7 +11,7 @@ from peagle.engine.engine import EngineStats
 from peagle.engine.request import Beginning, RequestOutput
 from peagle.engine.step import TokenLogprobs
 from peagle.engine_client.messages import (
-    IN_FRONT,
+    IN_FORM,
     Channel,
     FromEngine,
     Stepped,
@@ -44,8 +44,8 @@ SCHEMAS = st.recursive(
 )
 def test_sampling_parameters(values):
     params = SamplingParams(**values)
-    in_front = {name: SamplingParams.model_fields[name].default for name in IN_FRONT}
-    assert read_params(written_params(params)) == params.model_copy(update=in_front)
+    in_form = {name: SamplingParams.model_fields[name].default for name in IN_FORM}
+    assert read_params(written_params(params)) == params.model_copy(update=in_form)
 
 
 @settings(max_examples=30)

@@ -116,7 +116,8 @@ class EngineLoop:
                 self._channel.send(_failed(error, dead=True))
                 return 1
             except Exception as error:
-                self._abort_all()
+                for request_id in list(self._core.scheduler.requests):
+                    self._core.abort(request_id)
                 self._channel.send(_failed(error))
                 continue
             if outputs:
@@ -138,10 +139,6 @@ class EngineLoop:
     def _tell(self, outputs: list[RequestOutput]) -> None:
         self._told = self._core.stats
         self._channel.send(messages.Stepped(outputs, self._told))
-
-    def _abort_all(self) -> None:
-        for request_id in list(self._core.scheduler.requests):
-            self._core.abort(request_id)
 
     def _answer(self, call: int, work: Callable[[], object]) -> None:
         """Do some work and answer the call for it."""

@@ -20,17 +20,8 @@ from peagle.engine.engine import EngineFacts, EngineStats
 from peagle.engine.request import RequestOutput
 from peagle.engine_client.form import Form
 
-IN_FRONT = {
-    "allowed_token_ids",
-    "bad_words",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "stop",
-    "structured_outputs",
-    "thinking_token_budget",
-    "truncate_prompt_tokens",
-}
-"""Sampling parameters of which the engine knows nothing, or what its form says."""
+IN_FORM = {"allowed_token_ids", "bad_words", "structured_outputs"}
+"""Sampling parameters that a request's form tells, some of them at length."""
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -174,8 +165,8 @@ class Channel(Generic[Received]):
 
 
 def written_params(params: SamplingParams) -> str:
-    """Sampling parameters as JSON, as far as they concern the engine."""
-    return json.dumps(params.model_dump(exclude_defaults=True, exclude=IN_FRONT))
+    """Sampling parameters as JSON, but for what a form tells."""
+    return json.dumps(params.model_dump(exclude_defaults=True, exclude=IN_FORM))
 
 
 def read_params(text: str) -> SamplingParams:
