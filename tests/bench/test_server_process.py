@@ -2,6 +2,7 @@
 
 import glob
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -9,22 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from peagle.bench.server_process import family, listening, started
+from peagle.bench.server_process import family, started
 from peagle.errors import InputError
 
 LISTENS = """
-import socket, subprocess, sys, time
+import http.server, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print("begins", flush=True)
-server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-time.sleep(600)
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_): pass
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Healthy).serve_forever()
 """
 
 
 def test_a_server_is_ready_and_nothing_of_it_is_left(tmp_path: Path):
     log = tmp_path / "log"
-    with started([sys.executable, "-c", LISTENS], log, ready=listening) as server:
-        listening(server.port)
+    with started([sys.executable, "-c", LISTENS], log) as server:
         assert server.url == f"http://127.0.0.1:{server.port}"
         assert server.root.port == server.port
         assert server.start_seconds > 0.0
@@ -36,7 +40,7 @@ def test_a_server_is_ready_and_nothing_of_it_is_left(tmp_path: Path):
         time.sleep(0.05)
     assert not family(members)
     with pytest.raises(OSError):  # noqa: PT011 (whatever the system calls it)
-        listening(server.port)
+        socket.create_connection(("127.0.0.1", server.port), timeout=2)
 
 
 @pytest.mark.parametrize(

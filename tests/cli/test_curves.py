@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from peagle.cli.curves import FEW, draw_curves
+from peagle.cli.curves import draw_curves
 
 
 def entry(step: int, length: float | None = None) -> dict:
@@ -56,10 +56,9 @@ def test_three_panels_with_units(figure: list[Figure], tmp_path: Path):
     assert length.lines[2].get_label() == "best: 3.50 at step 40"
 
 
-def test_one_evaluation_and_many(figure: list[Figure], tmp_path: Path):
-    for count, mark in ((1, "o"), (FEW + 1, "None")):
-        draw_curves([entry(i + 1, 2.0) for i in range(count)], "kl", tmp_path / "curves.png")
-        assert figure[-1].axes[1].lines[0].get_marker() == mark
+def test_one_evaluation_is_a_dot(figure: list[Figure], tmp_path: Path):
+    draw_curves([entry(1, 2.0)], "kl", tmp_path / "curves.png")
+    assert figure[-1].axes[1].lines[0].get_marker() == "o"
 
 
 def test_it_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch):

@@ -112,18 +112,14 @@ class EngineCase:
         completions = drive(self.llm, self.requests, self.case.concurrency, on_finish)
         seconds, own = time.perf_counter() - start, time.thread_time() - own_start
         check_finished(completions)
+        most_at_once = min(self.case.concurrency, len(self.requests))
         return Run(
             self.case,
             measure(completions, seconds),
             tuple(completion.token_ids for completion in completions),
             core_share=None if self.llm.engine.runs_ahead else own / seconds,
-            branches=0 < self._most_at_once <= self.llm.engine.facts.most_trees,
+            branches=0 < most_at_once <= self.llm.engine.facts.most_trees,
         )
-
-    @property
-    def _most_at_once(self) -> int:
-        """Requests in flight, at most."""
-        return min(self.case.concurrency, len(self.requests))
 
 
 def open_case(workload: Workload, llm: LLM, case: Case) -> EngineCase:

@@ -20,16 +20,7 @@ from peagle.models.decoder import Decoder, DecoderLayer, DeltaNet, decoder_layer
 from peagle.models.spec import DecoderSpec
 from peagle.ops.norm import RMSNorm
 from peagle.ops.packing import pack
-from peagle.ops.weight import (
-    E4M3,
-    FP8,
-    INT4,
-    MXFP4,
-    NVFP4,
-    QuantizedWeight,
-    Weight,
-    replace_weight,
-)
+from peagle.ops.weight import E4M3, FP8, INT4, MXFP4, NVFP4, QuantizedWeight, Weight, replace_weight
 
 STD = 0.02
 SMALL = STD / 64

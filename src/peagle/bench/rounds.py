@@ -81,7 +81,7 @@ def run_engines(
         "before the next one opens: a machine that slows down meanwhile slows one of them"
     )
     for setup in setups:
-        _give_back()
+        give_back()
         alone = [case for case in cases if case.setup == setup]
         yield from take_turns(open_cases(workload, alone), rounds, on_finish)
 
@@ -96,7 +96,7 @@ def open_cases(workload: Workload, cases: Sequence[Case]) -> list[EngineCase]:
     return [open_case(workload, opened[case.setup], case) for case in cases]
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Free the memory of engines that are no longer used."""
     gc.collect()
     if torch.cuda.is_available():

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,22 +45,11 @@ class ServerProcess:
         return server_url(self.url)
 
 
-def healthy(port: int) -> None:
-    """Raise `OSError` while a server's /health is not well."""
-    urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=2).close()
-
-
-def listening(port: int) -> None:
-    """Raise `OSError` while nobody listens."""
-    socket.create_connection((HOST, port), timeout=2).close()
-
-
 @contextmanager
 def started(
     command: Sequence[str],
     log: Path | None = None,
     environment: Mapping[str, str] | None = None,
-    ready: Callable[[int], None] = healthy,
     start_seconds: float = START_SECONDS,
 ) -> Iterator[ServerProcess]:
     """A server that is ready; nothing of it is left behind.
@@ -84,7 +73,7 @@ def started(
             start_new_session=True,
         )
         try:
-            while not _is(ready, port):
+            while not _is_healthy(port):
                 if process.poll() is not None or time.monotonic() - begin > start_seconds:
                     sink.seek(0)
                     told = sink.read()[-SHOWN:]
@@ -108,9 +97,10 @@ def family(first: Iterable[int]) -> set[int]:
     return members
 
 
-def _is(ready: Callable[[int], None], port: int) -> bool:
+def _is_healthy(port: int) -> bool:
+    """Whether a server's /health is well."""
     with suppress(OSError):
-        ready(port)
+        urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=2).close()
         return True
     return False
 

@@ -1,6 +1,6 @@
 """Tables and sentences for the terminal."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.markup import escape
@@ -104,20 +104,15 @@ def _interval(ratio: Ratio) -> str:
 def _keys(runs: Sequence[Run]) -> dict[str, list[str]]:
     """The columns that say which case each row is: those that differ, and always C."""
     cases = [run.case for run in runs]
-    return {
+    found = {
         "method": [case.name for case in cases],
         "C": [case.load.shown for case in cases],
-        **dict(_varying(cases)),
+        "K": [k_text(case) for case in cases],
+        "prompts": [case.data for case in cases],
+        "T": [f"{case.temperature:g}" for case in cases],
     }
-
-
-def _varying(cases: Sequence[Case]) -> Iterator[tuple[str, list[str]]]:
-    if not all(case.is_server for case in cases):
-        yield "K", [k_text(case) for case in cases]
-    if len({case.data for case in cases}) > 1:
-        yield "prompts", [case.data for case in cases]
-    if len({case.temperature for case in cases}) > 1:
-        yield "T", [f"{case.temperature:g}" for case in cases]
+    shown = {"method", "C"} if all(case.is_server for case in cases) else {"method", "C", "K"}
+    return {name: texts for name, texts in found.items() if name in shown or len({*texts}) > 1}
 
 
 def length_text(run: Run) -> str:

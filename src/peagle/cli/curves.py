@@ -14,15 +14,14 @@ if TYPE_CHECKING:
 DEPTHS, SHALLOW, DEEP = "viridis", 0.15, 0.92
 """Colours of the depths, from depth 0 to the deepest."""
 LINE, BEST = "#39558c", "#d1495b"
-FEW = 24
 LOSSES = {
     "kl": "KL divergence (nats)",
     "cross_entropy": "cross-entropy (nats)",
     "tv": "total variation",
     "lk": "KL and total variation",
 }
-DRAWN = "--"
-"""How what holds at temperature 1 is drawn."""
+EVALUATED, DRAWN = "o-", "--"
+"""How what holds for greedy answers is drawn, and what holds at temperature 1."""
 OWN_STYLE = STYLE | {
     "grid.linewidth": 0.7,
     "lines.linewidth": 1.4,
@@ -62,7 +61,7 @@ def _draw_accuracy(axes: "Axes", evaluations: Sequence[dict[str, Any]]) -> None:
     for depth in range(deepest + 1):
         color = colormaps[DEPTHS](SHALLOW + (DEEP - SHALLOW) * depth / max(deepest, 1))
         shares = [100 * e["accuracy"][depth] for e in evaluations]
-        axes.plot(steps, shares, _marks(evaluations), color=color, label=str(depth))
+        axes.plot(steps, shares, EVALUATED, color=color, label=str(depth))
         drawn = [100 * e["drawn_accuracy"][depth] for e in evaluations]
         axes.plot(steps, drawn, DRAWN, color=color)
     title = "Agreement with the target (dashed: T = 1)"
@@ -75,7 +74,7 @@ def _draw_acceptance_length(axes: "Axes", evaluations: Sequence[dict[str, Any]])
     best = max(evaluations, key=lambda e: e["acceptance_length"])
     step, longest = best["step"], best["acceptance_length"]
     steps, lengths = ([e[key] for e in evaluations] for key in ("step", "acceptance_length"))
-    axes.plot(steps, lengths, _marks(evaluations), color=LINE)
+    axes.plot(steps, lengths, EVALUATED, color=LINE)
     drawn = [e["drawn_acceptance_length"] for e in evaluations]
     axes.plot(steps, drawn, DRAWN, color=LINE, label="at temperature 1")
     label = f"best: {longest:.2f} at step {step:,}"
@@ -88,11 +87,6 @@ def _draw_acceptance_length(axes: "Axes", evaluations: Sequence[dict[str, Any]])
     axes.set(title=title, ylabel="tokens per cycle", ylim=(1, most + 0.5))
     axes.legend(loc="best", handlelength=1)
     _measure_steps(axes)
-
-
-def _marks(evaluations: Sequence[dict[str, Any]]) -> str:
-    """Lines, with a dot per evaluation while those are few."""
-    return "o-" if len(evaluations) <= FEW else "-"
 
 
 def _measure_steps(axes: "Axes") -> None:

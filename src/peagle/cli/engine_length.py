@@ -1,8 +1,6 @@
 """A drafter's acceptance length in the engine, beside the estimate from its training."""
 
-import gc
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -18,28 +16,13 @@ SECONDS = 600.0
 """Longest wait for a server's answer."""
 
 
-@dataclass(frozen=True)
-class EngineLength:
-    """What the engine, or a server, measured."""
-
-    acceptance_length: float
-    prompts: int
-    by: str = "engine"
-
-    def __str__(self) -> str:
-        return (
-            f"the {self.by}'s AL {self.acceptance_length:.3f} "
-            f"({self.prompts} held-out prompts, greedy, {TOKENS} tokens at most)"
-        )
-
-
 def held_out_prompts(validation: "PackedRows") -> list[tuple[int, ...]]:
     """The first held-out conversations' prompts: what comes before the first response."""
     documents = (document for row in validation.documents for document in row)
     return list(islice((document.prompt for document in documents if document.prompt), PROMPTS))
 
 
-def measure_engine(recipe: "Recipe", prompts: Sequence[tuple[int, ...]]) -> EngineLength:
+def measure_engine(recipe: "Recipe", prompts: Sequence[tuple[int, ...]]) -> float:
     """Answer prompts with the target and the drafter in the recipe's output, at K_train.
 
     Raises `InputError` if the engine cannot. The trainer must be freed before: there is no room
@@ -49,14 +32,13 @@ def measure_engine(recipe: "Recipe", prompts: Sequence[tuple[int, ...]]) -> Engi
 
     from peagle import LLM, SamplingParams, SpeculativeConfig
     from peagle.bench.measures import acceptance_length
+    from peagle.bench.rounds import give_back
     from peagle.completion import check_finished
     from peagle.config import EngineConfig
 
     if not prompts:
         raise InputError("no held-out conversation has a prompt")
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    give_back()
     drafter = SpeculativeConfig(
         model=recipe.output,
         num_speculative_tokens=recipe.num_speculative_tokens,
@@ -69,10 +51,10 @@ def measure_engine(recipe: "Recipe", prompts: Sequence[tuple[int, ...]]) -> Engi
     except torch.OutOfMemoryError as error:
         raise InputError(str(error).partition(". ")[0]) from None
     check_finished(done)
-    return EngineLength(acceptance_length(done), len(done))
+    return acceptance_length(done)
 
 
-def measure_server(url: str, prompts: Sequence[tuple[int, ...]]) -> EngineLength:
+def measure_server(url: str, prompts: Sequence[tuple[int, ...]]) -> float:
     """The same by the counters of a running vLLM, which serves the target with the drafter.
 
     Raises `InputError` for a server that does not answer, or that counts no drafts.
@@ -96,4 +78,4 @@ def measure_server(url: str, prompts: Sequence[tuple[int, ...]]) -> EngineLength
     found = after.since(before) if after is not None and before is not None else None
     if found is None or not found.rates:
         raise InputError(f"{url} counts no drafts; start it with the drafter")
-    return EngineLength(found.length, len(prompts), "server")
+    return found.length

@@ -12,14 +12,7 @@ from pydantic import Field
 
 from peagle.cli.groups import Flags, fields, from_flags
 from peagle.cli.loading import as_chats, choose_speculation, load_llm
-from peagle.cli.options import (
-    SAMPLING,
-    Hardware,
-    NamedDrafter,
-    Target,
-    Threads,
-    use_threads,
-)
+from peagle.cli.options import SAMPLING, Hardware, NamedDrafter, Target, Threads, use_threads
 from peagle.config import EngineConfig, SamplingParams
 from peagle.configuration import parse_json_option
 from peagle.errors import InputError
@@ -182,18 +175,14 @@ def _write_text(
         completions = [_stream(llm, encoded[0], params, turn)]
     else:
         for prompt, completion in zip(prompts, llm.completions(encoded, params, turn), strict=True):
-            heading = _heading(prompt, len(completions) + 1, len(prompts))
+            begin = shorten(prompt.text, HEADING, placeholder=" ...")
+            heading = f"--- {len(completions) + 1} of {len(prompts)}: {begin}"
             typer.secho("\n" * bool(completions) + heading, dim=True)
             _echo_thoughts(completion.message.reasoning, nl=True)
             typer.echo(completion.text)
             completions.append(completion)
     typer.secho(_speed(completions, time.perf_counter() - start), err=True, dim=True)
     return completions
-
-
-def _heading(prompt: "Prompt", number: int, count: int) -> str:
-    """A line that says whose the text below it is."""
-    return f"--- {number} of {count}: {shorten(prompt.text, HEADING, placeholder=' ...')}"
 
 
 def _turn(llm: "LLM", prompts: "Sequence[Prompt]") -> "ChatTurn | None":
@@ -238,15 +227,15 @@ def _show(chunks: "Iterator[Chunk]") -> "Completion":
 
 
 def _speed(completions: "Sequence[Completion]", seconds: float) -> str:
-    from peagle.bench.measures import measure
+    from peagle.speculation import DraftTotals
 
-    found = measure(completions, seconds)
-    speed = f"{found.output_tokens} tokens in {seconds:.2f} s, {found.otps:.1f} tokens/s"
-    cycles = sum(completion.speculation.cycles for completion in completions)
-    if not cycles:
+    tokens = sum(len(completion.token_ids) for completion in completions)
+    speed = f"{tokens} tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s"
+    did = DraftTotals.pooled([completion.speculation for completion in completions])
+    if not did.cycles:
         return speed
-    length = f"{speed}, acceptance length {found.acceptance_length:.2f} over {cycles} cycles"
-    pauses = sum(completion.speculation.pauses for completion in completions)
-    if not pauses:
+    length = f"{speed}, acceptance length {did.acceptance_length:.2f} over {did.cycles} cycles"
+    if not did.pauses:
         return length
-    return f"{length}, {found.tokens_per_cycle:.2f} tokens a cycle with {pauses} that drafted none"
+    emitted = f"{did.tokens_per_cycle:.2f} tokens a cycle with {did.pauses} that drafted none"
+    return f"{length}, {emitted}"

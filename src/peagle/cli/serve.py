@@ -13,14 +13,7 @@ from typer.core import TyperCommand
 
 from peagle.cli.groups import Flags, Help, fields, from_flags
 from peagle.cli.loading import choose_speculation, named_pair, open_async_llm
-from peagle.cli.options import (
-    SIZES,
-    Hardware,
-    NamedDrafter,
-    Target,
-    Threads,
-    use_threads,
-)
+from peagle.cli.options import SIZES, Hardware, NamedDrafter, Target, Threads, use_threads
 from peagle.cli.vllm_command import Command, read_command
 from peagle.config import ChatConfig, EngineConfig
 from peagle.configuration import parse_json_option

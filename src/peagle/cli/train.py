@@ -146,7 +146,7 @@ def _check_estimate(
 ) -> None:
     """Show and log the AL of the best drafter in the engine, or at a server, or why there is none;
     then judge it. Of a target that the engine does not run, the estimate is judged."""
-    from peagle.cli.engine_length import measure_engine, measure_server
+    from peagle.cli.engine_length import TOKENS, measure_engine, measure_server
     from peagle.cli.verdict import judge, judge_served
     from peagle.drafters.diagnosis import foreign_facts
     from peagle.models.weights import model_directory
@@ -156,15 +156,17 @@ def _check_estimate(
         console.print(foreign["target"], markup=False)
         console.print(str(judge_served(recipe, estimated, None)), markup=False)
         return
+    by = "the server's" if url else "the engine's"
     try:
         measured = measure_server(url, prompts) if url else measure_engine(recipe, prompts)
     except InputError as error:
-        console.print(f"the {'server' if url else 'engine'}'s AL was not measured: {error}")
+        console.print(f"{by} AL was not measured: {error}")
         return
-    console.print(str(measured))
-    log.add_engine(recipe.steps, measured.acceptance_length)
+    how = f"{len(prompts)} held-out prompts, greedy, {TOKENS} tokens at most"
+    console.print(f"{by} AL {measured:.3f} ({how})")
+    log.add_engine(recipe.steps, measured)
     judged = judge_served if url else judge
-    console.print(str(judged(recipe, estimated, measured.acceptance_length)), markup=False)
+    console.print(str(judged(recipe, estimated, measured)), markup=False)
 
 
 def _kept_step(recipe: "Recipe") -> int | None:

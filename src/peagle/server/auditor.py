@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from peagle.async_llm import AsyncLLM, EngineClosedError
-from peagle.audit import BOUND, EXACT_BOUND, LAST, AuditCase, Finding
+from peagle.audit import BOUND, EXACT_BOUND, LAST, AuditCase
 from peagle.completion import Completion
 from peagle.config import SamplingParams
 from peagle.live_request import Prepared
@@ -111,7 +111,6 @@ class Auditor:
 
     async def _audit(self, done: Completion, case: AuditCase) -> None:
         verdict = case.judge(await self._llm.complete(case.scoring), self.bound)
-        cause = await self._cause(case, verdict) if verdict.result == "different" else None
         self._metrics.engines[done.replica].audited = time.monotonic()
         self._count(verdict.result, done)
         replica = done.replica
@@ -119,9 +118,11 @@ class Auditor:
         for margin in filter(None, verdict.margins):
             self._metrics.count("peagle:audit_flips", 1, replica=replica)
             self._metrics.observe("peagle:audit_margin", margin, replica)
-        if cause is None:
+        if verdict.result != "different":
             return
         place = verdict.first
+        alone = await self._llm.complete(case.replay(place, num_speculative_tokens=0))
+        cause = case.cause(place, alone, await self._llm.complete(case.replay(place)))
         told = (
             f"audit: request {done.request_id} differs at token {place} of {len(case.answer)}: "
             f"margin {verdict.margins[place]:.2f} (bound {verdict.bound}), seed {case.seed}, "
@@ -136,12 +137,6 @@ class Auditor:
 
     def _count(self, result: str, done: Completion) -> None:
         self._metrics.count("peagle:audited_requests", 1, result, replica=done.replica)
-
-    async def _cause(self, case: AuditCase, verdict: Finding) -> str:
-        alone = await self._llm.complete(case.replay(verdict.first, num_speculative_tokens=0))
-        return case.cause(
-            verdict.first, alone, await self._llm.complete(case.replay(verdict.first))
-        )
 
     def _is_suspect(self, done: Completion) -> bool:
         """Whether an answer looks like those that faults have left elsewhere."""

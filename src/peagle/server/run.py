@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import FrameType
 
@@ -139,7 +139,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._service, self._announce = service, announce
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._draining: asyncio.Task[None] | None = None
+        self._draining: Future[None] | None = None
         self._auditing: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -170,10 +170,7 @@ class DrainingServer(uvicorn.Server):
                 self._loop.call_soon_threadsafe(self._service.abandon)
             return
         self._service.draining = True
-        self._loop.call_soon_threadsafe(self._begin)
-
-    def _begin(self) -> None:
-        self._draining = asyncio.ensure_future(self._drain())
+        self._draining = asyncio.run_coroutine_threadsafe(self._drain(), self._loop)
 
     async def _drain(self) -> None:
         log.info("draining; Ctrl-C or SIGTERM again to stop now")
