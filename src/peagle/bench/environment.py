@@ -16,6 +16,9 @@ from peagle.config import DType, EngineConfig, SamplingParams
 from peagle.device import resolve_device, resolve_dtype
 from peagle.installation import installed_version
 
+ELSEWHERE = {"max_tokens", "temperature", "ignore_eos"}
+"""Sampling parameters of which cases and other facts tell."""
+
 
 def environment(workload: PromptWorkload) -> dict[str, Any]:
     """The machine, versions and settings that a result of models depends on."""
@@ -35,15 +38,9 @@ def work(sets: Mapping[str, Sequence[Prompt]], sampling: SamplingParams) -> dict
         "chats": sum(bool(prompt.messages) for prompt in prompts),
         "turns": sum(1 + len(prompt.later) for prompt in prompts),
         "max_tokens": sampling.max_tokens,
-        "sampling": _sampling(sampling),
+        "sampling": sampling.model_dump(exclude_defaults=True, exclude=ELSEWHERE),
         "ends": _ends(prompts, sampling),
     }
-
-
-def _sampling(sampling: SamplingParams) -> dict[str, Any]:
-    """What is not the default; of `max_tokens`, temperature and end of text others tell."""
-    elsewhere = {"max_tokens", "temperature", "ignore_eos"}
-    return sampling.model_dump(exclude_defaults=True, exclude=elsewhere)
 
 
 def _ends(prompts: Sequence[Prompt], sampling: SamplingParams) -> str:

@@ -189,11 +189,7 @@ async def _chunked(reader: asyncio.StreamReader) -> AsyncGenerator[bytes, None]:
 
 
 async def ask(
-    root: URL,
-    method: str,
-    path: str,
-    body: bytes = b"",
-    content_type: str = "application/json",
+    root: URL, method: str, path: str, body: bytes = b"", content_type: str = "application/json"
 ) -> tuple[int, bytes]:
     """The status and the whole body of an answer, over a connection of its own."""
     async with HttpSession(root) as connection:

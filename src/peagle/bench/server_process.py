@@ -66,11 +66,7 @@ def started(
         else tempfile.TemporaryFile("w+", errors="replace") as sink
     ):
         process = subprocess.Popen(
-            [*command, str(port)],
-            env=environment,
-            stdout=sink,
-            stderr=sink,
-            start_new_session=True,
+            [*command, str(port)], env=environment, stdout=sink, stderr=sink, start_new_session=True
         )
         try:
             while not _is_healthy(port):

@@ -22,11 +22,7 @@ LOSSES = {
 }
 EVALUATED, DRAWN = "o-", "--"
 """How what holds for greedy answers is drawn, and what holds at temperature 1."""
-OWN_STYLE = STYLE | {
-    "grid.linewidth": 0.7,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 3,
-}
+OWN_STYLE = STYLE | {"grid.linewidth": 0.7, "lines.linewidth": 1.4, "lines.markersize": 3}
 
 
 def draw_curves(entries: Sequence[dict[str, Any]], loss: str, path: Path) -> None:

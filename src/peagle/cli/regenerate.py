@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -31,7 +31,6 @@ from peagle.cli.progress import progress_bar
 from peagle.config import ChatConfig, EngineConfig, SamplingParams
 from peagle.configuration import PositiveInt, parse_json_option
 from peagle.errors import InputError
-from peagle.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:
     from peagle.async_llm import AsyncLLM
@@ -136,7 +135,12 @@ def regenerate(
     use_threads(threads)
     by = _answered_by(work.model or str(Path(place)), params, variables, work.keep_cut)
     file = Output(work.output, by, with_ids=work.endpoint is None)
-    with _engine_of(place, speculation, config) as engine:
+    with ExitStack() as opened:
+
+        @functools.cache
+        def engine() -> "AsyncLLM":
+            return opened.enter_context(closing(open_async_llm(place, speculation, config)))
+
         if work.self_prompted is not None:
             questions = work.output.with_suffix(".questions.jsonl")
             _write_questions(
@@ -288,22 +292,6 @@ def _write_questions(
         asyncio.run(
             write_questions(questioner.ask, file, wanted, llm.llm.engine.max_num_seqs, told)
         )
-
-
-@contextmanager
-def _engine_of(
-    target: str, speculation: SpeculativeConfig | None, config: EngineConfig
-) -> "Iterator[Callable[[], AsyncLLM]]":
-    """An engine that is loaded when it is first asked for."""
-    with ExitStack() as opened:
-
-        @functools.cache
-        def engine() -> "AsyncLLM":
-            llm = open_async_llm(target, speculation, config)
-            opened.callback(llm.close)
-            return llm
-
-        yield engine
 
 
 def _ask_endpoint(run: "Run", work: Answering) -> None:

@@ -4,7 +4,7 @@ import importlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -83,14 +83,10 @@ class ServeCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options = self.get_params(ctx)
-        words = sagemaker.with_environment(args, os.environ, _switches(options))
+        switches = {option.opts[0] for option in options if option.secondary_opts}
+        words = sagemaker.with_environment(args, os.environ, switches)
         ctx.obj = read_command(words, options)
         return super().parse_args(ctx, ctx.obj.words)
-
-
-def _switches(options: Sequence[Any]) -> set[str]:
-    """Our flags that also have a `--no-` form."""
-    return {option.opts[0] for option in options if option.secondary_opts}
 
 
 class Listening(Flags):

@@ -137,10 +137,6 @@ class CompletionChoices(Choices):
 def _prompts(body: CompletionBody) -> list[str | list[int]]:
     """The prompts, of which there is at least one."""
     prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
+    if not prompt and not isinstance(prompt, str):
         raise APIError(400, "the prompt is empty; give at least one token", "prompt")
-    if isinstance(prompt[0], int):
-        return [prompt]
-    return list(prompt)
+    return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)

@@ -22,7 +22,7 @@ def flags_from_environment(environment: Mapping[str, str], switches: Container[s
         elif value.lower() != "false":
             flags.append(f"{flag}={value}")
         elif flag in switches:
-            flags.append(turned_off(flag))
+            flags.append(flag.replace("--", "--no-", 1))
     return flags
 
 
@@ -41,11 +41,6 @@ def _names_target(arguments: Sequence[str]) -> bool:
     first = arguments[0] if arguments else "-"
     names = {argument.partition("=")[0] for argument in arguments}
     return not first.startswith("-") or not names.isdisjoint(("--target", "--model"))
-
-
-def turned_off(flag: str) -> str:
-    """`--x` -> `--no-x`."""
-    return flag.replace("--", "--no-", 1)
 
 
 def model_from_environment(

@@ -67,7 +67,11 @@ class Service:
         """Sequences that wait or run."""
         self.distrusted = False
         """Whether an audit has found what ends the server."""
-        self.spans = _spans(settings)
+        self.spans: RequestSpans | None = None
+        if settings.otlp_traces_endpoint is not None:
+            from peagle.server import spans  # whose libraries are an extra
+
+            self.spans = spans.RequestSpans(settings.otlp_traces_endpoint, name)
         self.auditor: Auditor | None = None
         if settings.audit:
             idle = self._is_idle
@@ -210,15 +214,6 @@ class Service:
         """Stop the engine, whatever it does; streams still open end with an error."""
         self.draining = True
         self._async.close(GRACE)
-
-
-def _spans(settings: ServerSettings) -> "RequestSpans | None":
-    """What makes spans, whose libraries are imported only where they are asked for."""
-    if settings.otlp_traces_endpoint is None:
-        return None
-    from peagle.server.spans import RequestSpans
-
-    return RequestSpans(settings.otlp_traces_endpoint, settings.model_names[0])
 
 
 def _scores(asked: Iterable[tuple[int, int | None]]) -> int:
