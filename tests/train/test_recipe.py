@@ -85,7 +85,11 @@ BAD = [
     (ENOUGH, ("steps=[",), r"override 'steps=\['"),
     (ENOUGH, ("steps=0",), "steps: "),
     (ENOUGH, ("selector_candidates=32",), "selector_candidates needs selector_rank"),
-    (SELECTOR, ("loss=tv", "train_head=false"), "makes no use of loss, train_head; leave that out"),
+    (
+        SELECTOR,
+        ("loss=cross_entropy", "train_head=false"),
+        "makes no use of loss, train_head; leave that out",
+    ),
     (SELECTOR, ("num_speculative_tokens=1",), "train selector needs num_speculative_tokens above"),
     (EAGLE3, ("elements_per_segment=8",), "eagle3 makes no use of elements_per_segment"),
     (DFLASH, ("mask_token_id=null",), "dflash needs mask_token_id"),

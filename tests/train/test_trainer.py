@@ -608,7 +608,7 @@ def test_a_selector_trained_alone_leaves_the_drafter_as_it_is(
 
 def test_a_selector_is_trained_with_its_drafter(trained, recipe_for, tmp_path: Path):
     """By weights and a loss that follow acceptance, from a half-trained drafter on."""
-    changes = {"dpace": 0.5, "loss": "lk", "steps": 20, "evaluate_every": 20}
+    changes = {"dpace": 0.5, "loss": "cross_entropy", "steps": 20, "evaluate_every": 20}
     recipe = corrected(recipe_for, trained, tmp_path / "out", **changes)
     trainer = prepare(recipe)
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}

@@ -10,8 +10,6 @@ from peagle.ops.triton import in_kernels
 LossRule = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Logits of drafter and target [rows, vocab] -> losses [rows] in float32, and the gradient of their
 sum with respect to the drafter's logits."""
-LK_RATE = 3.0
-"""How fast LK turns from KL to total variation as the two come to agree."""
 
 
 def kl(draft: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,38 +26,10 @@ def cross_entropy(draft: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return -ours.gather(-1, best)[:, 0], gradient
 
 
-def tv(draft: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Half the sum of |target - draft| of each row: the share of drafts that rejection sampling
-    would refuse."""
-    ours, wanted = draft.float().softmax(dim=-1), target.float().softmax(dim=-1)
-    over = ours * (ours > wanted)
-    gradient = over - ours * over.sum(dim=-1, keepdim=True)
-    return (ours - wanted).clamp(min=0).sum(dim=-1), gradient
+LOSSES: dict[str, LossRule] = {"kl": kl, "cross_entropy": cross_entropy}
 
 
-def lk(draft: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """LK's hybrid: KL where the two differ, total variation where they agree (arXiv 2602.23881).
-
-    KL's weight is exp(-3 a), with a the share of drafts that would be accepted, held constant.
-    """
-    far, to_near = kl(draft, target)
-    refused, to_accepted = tv(draft, target)
-    weight = (LK_RATE * (refused - 1)).exp()
-    gradient = weight[:, None] * to_near + (1 - weight)[:, None] * to_accepted
-    return weight * far + (1 - weight) * refused, gradient
-
-
-LOSSES: dict[str, LossRule] = {
-    "kl": kl,
-    "cross_entropy": cross_entropy,
-    "tv": tv,
-    "lk": lk,
-}
-IN_KERNELS = ("kl", "cross_entropy")
-"""Losses that a kernel computes in place; others take a few matrices of the logits' size."""
-
-
-@in_kernels("divergence", lambda _, loss, *rest: loss in IN_KERNELS)
+@in_kernels("divergence")
 def weigh(
     loss: str, draft: Tensor, target: Tensor, which: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -107,10 +107,9 @@ class Recipe(Config):
     dpace: Share | None = None
     """D-PACE's smoothing, 0.5 in its paper: weigh an element by how many tokens are expected to be
     accepted through it (not for EAGLE-3 and MTP). Unset: all elements of a depth weigh the same."""
-    loss: Literal["kl", "cross_entropy", "tv", "lk"] = "kl"
-    """Divergence from the target's distribution, cross-entropy with its most likely token, total
-    variation, or LK's hybrid: KL that turns to total variation where the two agree. Over the draft
-    ids alone where `draft_vocab_size` reduces the vocabulary."""
+    loss: Literal["kl", "cross_entropy"] = "kl"
+    """Divergence from the target's distribution, or cross-entropy with the target's most likely
+    token. Over the draft ids alone where `draft_vocab_size` reduces the vocabulary."""
 
     target_backend: Literal["auto", "own", "transformers"] = "auto"
     """What computes the target's hidden states: peagle's own decoder, or transformers' model.
