@@ -3,20 +3,19 @@
 import pytest
 import torch
 
-from peagle.train.cod import sample_chains
+from peagle.train.cod import Chains
 from peagle.train.packing import Document, pack
 from peagle.train.work import Work
 
 TOKENS = tuple(range(12))
 
 
-def count(recipe, documents, dense: bool = False) -> Work:
+def count(recipe, documents) -> Work:
     """One pass of whole chains over one row."""
     rows = pack(documents, sum(len(document.tokens) for document in documents))
     batch = rows.batch(torch.arange(1))
-    whole = [1.0] * recipe.num_speculative_tokens
-    limit = recipe.elements_per_segment or 6144
-    return Work.of(recipe, [(batch, sample_chains(batch, whole, torch.Generator()))], limit, dense)
+    chains = Chains.whole(batch, recipe.num_speculative_tokens)
+    return Work.of(recipe, [(batch, chains)], recipe.elements_per_segment or 6144)
 
 
 def test_one_document(recipe_for, tmp_path):
@@ -39,19 +38,12 @@ def test_documents_do_not_see_each_other(recipe_for, tmp_path):
     recipe = recipe_for(tmp_path, num_speculative_tokens=1)
     halves = [Document.answered(TOKENS[:6], 1), Document.answered(TOKENS[6:], 1)]
     assert count(recipe, halves).target_pairs == 2 * sum(range(1, 7))
-    assert count(recipe, halves, dense=True).target_pairs == 12 * 12
 
 
 @pytest.mark.parametrize(("limit", "largest"), [(15, 15), (14, 8), (5, 5), (4, 4)])
 def test_segments_are_equal_parts(recipe_for, tmp_path, limit: int, largest: int):
     recipe = recipe_for(tmp_path, num_speculative_tokens=3, elements_per_segment=limit)
     assert count(recipe, [Document.answered(TOKENS, 3)]).largest_segment == largest
-
-
-def test_without_a_mask_a_segment_meets_every_token_and_itself(recipe_for, tmp_path):
-    recipe = recipe_for(tmp_path, num_speculative_tokens=3, elements_per_segment=5)
-    work = count(recipe, [Document.answered(TOKENS, 3)], dense=True)
-    assert work.draft_pairs - work.target_pairs == 15 * (12 + 5)
 
 
 def test_eagle3_unrolls_every_token_and_keeps_every_depth(recipe_for, tmp_path):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -21,6 +22,11 @@ class Chains:
 
     lengths: Tensor
     """[batch length] how many depths of each anchor are in the loss: 0 to K_train."""
+
+    @classmethod
+    def whole(cls, batch: Batch, depths: int) -> Self:
+        """Every chain of a batch, as deep as a response goes on."""
+        return cls(reaches(batch).clamp(max=depths))
 
     @property
     def anchors(self) -> Tensor:

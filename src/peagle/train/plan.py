@@ -27,7 +27,7 @@ from peagle.models.loading import Stored, stored_bytes
 from peagle.ops.linear import Linear
 from peagle.ops.moe import RoutedExperts
 from peagle.ops.weight import dense
-from peagle.train.cod import Chains, sample_chains
+from peagle.train.cod import Chains
 from peagle.train.feature_cache import cache_bytes
 from peagle.train.initial import choose_trained, kept_tokens, new_head
 from peagle.train.loss import chunk_rows
@@ -181,14 +181,14 @@ class Forecast(Preflight):
     @cached_property
     def evaluation(self) -> Work:
         """An evaluation's work: whole chains on every held-out row."""
-        whole, generator = [1.0] * self.recipe.num_speculative_tokens, torch.Generator()
         passes = torch.arange(len(self.validation)).split(self.recipe.rows_per_pass)
-        chains = [sample_chains(self.validation.batch(p), whole, generator) for p in passes]
+        depths = self.recipe.num_speculative_tokens
+        chains = [Chains.whole(self.validation.batch(rows), depths) for rows in passes]
         return self._work(self.validation, passes, chains)
 
     def _work(self, data: PackedRows, passes: Sequence[Tensor], chains: Sequence[Chains]) -> Work:
         pairs = [(data.batch(rows), drawn) for rows, drawn in zip(passes, chains, strict=True)]
-        return Work.of(self.recipe, pairs, self._segment, dense=not self.compiled)
+        return Work.of(self.recipe, pairs, self._segment)
 
     @property
     def _segment(self) -> int:

@@ -23,7 +23,7 @@ from peagle.models.ends import Ends
 from peagle.models.weights import model_directory
 from peagle.ops.weight import dense
 from peagle.train.blocks import BlockPass
-from peagle.train.cod import Chains, Elements, sample_chains
+from peagle.train.cod import Chains, Elements
 from peagle.train.depth_weights import pace
 from peagle.train.estimate import Estimate
 from peagle.train.features import Features, FeatureSource, padded_for
@@ -285,11 +285,10 @@ class Trainer:
         1 they agree, 0 they do not; the probability that both draw the same at temperature 1.
         """
         depths = self.recipe.num_speculative_tokens
-        whole, generator = [1.0] * depths, torch.Generator()
         for rows in torch.arange(len(self.validation)).split(self.recipe.rows_per_pass):
             batch = self._batch(self.validation, rows)
             features = self._source("validation", rows, batch)
-            run = self._pass(batch, features, sample_chains(batch, whole, generator))
+            run = self._pass(batch, features, Chains.whole(batch, depths))
             agrees = torch.full((len(batch), depths), -1, dtype=torch.int8)
             drawn = torch.full((len(batch), depths), -1.0)
             for part in run.passes():

@@ -30,18 +30,14 @@ class Work:
     """Elements deeper than 0 whose activations are kept at once."""
 
     @classmethod
-    def of(
-        cls, recipe: Recipe, passes: Sequence[tuple[Batch, Chains]], limit: int, dense: bool
-    ) -> Self:
-        """Count some passes. limit: about how many deeper elements run together; dense: attention
-        also computes what its mask hides."""
+    def of(cls, recipe: Recipe, passes: Sequence[tuple[Batch, Chains]], limit: int) -> Self:
+        """Count some passes. limit: about how many deeper elements run together."""
         depths = recipe.num_speculative_tokens
         through = [_through(recipe, chains) for _, chains in passes]
         segments = [_segment(recipe, len(chains.deeper()), limit) for chains in through]
-        context = [_context_pairs(batch, dense) for batch, _ in passes]
+        context = [int((batch.positions + 1).sum()) for batch, _ in passes]
         deeper = [
-            _deeper_pairs(batch, chains, segment if dense else None)
-            for (batch, _), chains, segment in zip(passes, through, segments, strict=True)
+            _deeper_pairs(batch, chains) for (batch, _), chains in zip(passes, through, strict=True)
         ]
         lengths = torch.cat([chains.lengths for _, chains in passes])
         return cls(
@@ -72,15 +68,7 @@ def _segment(recipe: Recipe, deeper: int, limit: int) -> int:
     return -(-deeper // max(-(-deeper // limit), 1))
 
 
-def _context_pairs(batch: Batch, dense: bool) -> int:
-    if dense and not batch.one_document:
-        return len(batch) ** 2
-    return int((batch.positions + 1).sum())
-
-
-def _deeper_pairs(batch: Batch, chains: Chains, segment: int | None) -> int:
-    """An element sees its document up to its anchor, and its chain; dense, it sees everything."""
+def _deeper_pairs(batch: Batch, chains: Chains) -> int:
+    """An element sees its document up to its anchor, and its chain."""
     deeper = chains.deeper()
-    if segment is not None:
-        return len(deeper) * (len(batch) + segment)
     return int((batch.positions[deeper.anchors] + 1 + deeper.depths).sum())
