@@ -177,7 +177,7 @@ def test_a_full_cache_is_read_without_the_targets_layers(
 ):
     prepare(cached())
     before = shards(tmp_path / "cache")
-    monkeypatch.delattr("peagle.train.teacher.load_decoder")
+    monkeypatch.delattr("peagle.train.teacher.load_sharded")
     assert told_by(cached()) == [f"features: checking {SHARDS} shards in {tmp_path / 'cache'}"]
     assert shards(tmp_path / "cache") == before
     assert len(before) == SHARDS

@@ -143,25 +143,11 @@ def _dense_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if query.device.type == "cpu":
         return _plain_backward(gradient, query, key, value, out, log_sum)
-    starts_q, starts_k, most_q, most_k, seed, offset = kept
+    *sizes, seed, offset = kept
+    inputs = _row_major(gradient), query, key, value, _row_major(out), log_sum[..., None]
+    backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
     gradients: tuple[Tensor, Tensor, Tensor]
-    gradients = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-        _row_major(gradient),
-        query,
-        key,
-        value,
-        _row_major(out),
-        log_sum[..., None],
-        seed,
-        offset,
-        None,
-        starts_q,
-        starts_k,
-        most_q,
-        most_k,
-        0.0,
-        False,
-    )
+    gradients = backward(*inputs, seed, offset, None, *sizes, 0.0, False)
     return gradients
 
 

@@ -43,17 +43,9 @@ class Comparison:
         the target's; places: [elements], on the CPU, the row of `final` for each element; weights:
         [elements].
         """
-        normed = self._readout.norm(hidden)
-        total: Tensor = _HeadLoss.apply(
-            normed,
-            dense(self._readout.head.weight),
-            final,
-            self._wanted,
-            self._target.spec.logit_softcap,
-            places,
-            weights,
-            self._loss,
-        )
+        ours = self._readout.norm(hidden), dense(self._readout.head.weight)
+        theirs = final, self._wanted, self._target.spec.logit_softcap
+        total: Tensor = _HeadLoss.apply(*ours, *theirs, places, weights, self._loss)
         return total
 
     def selector_loss(

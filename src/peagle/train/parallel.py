@@ -104,6 +104,9 @@ class Ranks:
             dist.barrier()
 
 
+ALONE = Ranks()
+
+
 def _world_size() -> int:
     text = os.environ.get("WORLD_SIZE") or "1"
     if not text.isdecimal() or int(text) < 1:

@@ -22,7 +22,7 @@ from peagle.train.feature_cache import FeatureCache
 from peagle.train.features import Split
 from peagle.train.initial import check_mask_token, drafter_config, initial_drafter
 from peagle.train.packing import Document, PackedRows, pack
-from peagle.train.parallel import Ranks
+from peagle.train.parallel import ALONE, Ranks
 from peagle.train.recipe import Recipe
 from peagle.train.snapshot import check_snapshot, origin_of, snapshot_path
 from peagle.train.teacher import Teacher
@@ -73,9 +73,8 @@ def prepare(recipe: Recipe, tell: Callable[[Summary | str], None] = lambda _: No
     ready, dtype = Preflight.of(recipe), resolve_dtype("auto", device)
     teacher, rows = ready.teacher, (ready.training, ready.validation)
     tell(ready.summary)
-    load = partial(
-        teacher.load, ready.config.taps, dtype, device, ranks if recipe.shard_target else None, tell
-    )
+    sharing = ranks if recipe.shard_target else ALONE
+    load = partial(teacher.load, ready.config.taps, dtype, device, sharing, tell)
     if recipe.features == "online":
         target, source = load()
     else:

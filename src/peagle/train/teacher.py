@@ -14,7 +14,7 @@ from peagle.errors import InputError
 from peagle.models.ends import Ends
 from peagle.models.families import has_family, read_spec
 from peagle.models.foreign import ends_of, final_norm, load_foreign, read_target_spec
-from peagle.models.loading import load_decoder, load_ends
+from peagle.models.loading import load_ends
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     ADAPTER,
@@ -72,10 +72,10 @@ class Teacher:
         taps: tuple[int, ...],
         dtype: torch.dtype,
         device: torch.device,
-        ranks: Ranks | None,
+        ranks: Ranks,
         tell: Tell,
     ) -> tuple[Ends, FeatureSource]:
-        """Its ends, and features by its layers; ranks: those that share them, if any.
+        """Its ends, and features by its layers; ranks: those that share them.
 
         `tell` is called with what is proved of transformers' model. Raises `InputError`.
         """
@@ -83,10 +83,7 @@ class Teacher:
             model = load_foreign(self.directory, dtype, device)
             ends = ends_of(model, self.spec)
             return ends, proved(model, ends, taps, tell)
-        if ranks is None:
-            target = load_decoder(self.directory, dtype, device, lora=self.lora)
-        else:
-            target = load_sharded(self.directory, dtype, device, ranks, self.lora)
+        target = load_sharded(self.directory, dtype, device, ranks, self.lora)
         return target, TargetFeatures(target, taps)
 
     def ends(self, dtype: torch.dtype, device: torch.device) -> tuple[Ends, Finish]:

@@ -30,7 +30,7 @@ from peagle.train.features import Features, FeatureSource, padded_for
 from peagle.train.loss import Comparison
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import Batch, PackedRows
-from peagle.train.parallel import Ranks
+from peagle.train.parallel import ALONE, Ranks
 from peagle.train.partition import ParallelPass, PartitionedPass, Pass, PassLoss
 from peagle.train.recipe import Recipe
 from peagle.train.schedule import Schedule
@@ -45,7 +45,6 @@ from peagle.train.snapshot import (
 from peagle.train.unroll import SequentialPass
 from peagle.transfer import to_device
 
-ALONE = Ranks()
 REPORT_EVERY = 10
 """Steps between reports of the loss."""
 MAKE_ROOM = "make room, and the same command resumes from the last snapshot, if there is one"
