@@ -37,7 +37,7 @@ class Case:
     def agrees(self) -> Tensor:
         compare = Comparison(self.model, self.target, "kl")
         read = torch.full_like(self.places, -1)
-        return compare.judge(self.hidden, self.final, self.places, read).agrees
+        return compare.judge(self.hidden, self.final, self.places, read)[0]
 
     def plain_loss(self, rule: str) -> Tensor:
         """Computed with torch's own losses, without chunks."""
@@ -193,14 +193,15 @@ def test_what_is_judged_is_what_would_be_drafted(target):
     """The most likely candidate, and how often both draw the same one."""
     drawn = case(target)
     compare = Comparison(drawn.model, drawn.target, "kl")
-    judged = compare.judge(drawn.hidden, drawn.final, drawn.places, torch.full((ELEMENTS,), -1))
+    asked = drawn.hidden, drawn.final, drawn.places, torch.full((ELEMENTS,), -1)
+    agrees, alike = compare.judge(*asked)
     found, scores = drawn.model.readout(drawn.hidden, torch.full((ELEMENTS,), -1))
     logits = target.decoder.head(drawn.final)[drawn.places]
     best = found.tokens.gather(1, scores.argmax(dim=-1, keepdim=True))[:, 0]
-    assert torch.equal(judged.agrees, best == logits.argmax(dim=-1))
+    assert torch.equal(agrees, best == logits.argmax(dim=-1))
     expected = shared_draw(logits.softmax(dim=-1).gather(1, found.tokens), scores.softmax(dim=-1))
-    torch.testing.assert_close(judged.drawn, expected.float())
-    assert 0 < judged.drawn.min() < judged.drawn.max() < 1
+    torch.testing.assert_close(alike, expected.float())
+    assert 0 < alike.min() < alike.max() < 1
 
 
 def test_confidence_is_the_probability_of_the_target_s_choice(target):

@@ -27,9 +27,8 @@ class Estimate:
         """From tables [anchors, depths] of agreement (1 agreed, 0 did not), and of the probability
         of drawing the same; below 0 where nothing was asked."""
         agreement, drawn = zip(*tables, strict=True)
-        emitted = [tokens for table in agreement for tokens in cycles(table)]
-        length = sum(emitted) / len(emitted) if emitted else 1.0
-        return cls(_means(agreement), length, _means(drawn), drawn_length(drawn))
+        lengths = walked_length(agreement), walked_length(drawn)
+        return cls(_means(agreement), lengths[0], _means(drawn), lengths[1])
 
 
 def _means(tables: Sequence[Tensor]) -> tuple[float, ...]:
@@ -39,10 +38,11 @@ def _means(tables: Sequence[Tensor]) -> tuple[float, ...]:
     return tuple((right / asked.clamp(min=1)).tolist())
 
 
-def drawn_length(tables: Iterable[Tensor]) -> float:
+def walked_length(tables: Iterable[Tensor]) -> float:
     """Expected tokens over expected cycles of a walk through the anchors of tables, in order.
 
-    tables: [anchors, depths] the probability that each draft is accepted after accepted ones. An
+    tables: [anchors, depths] the probability that each draft is accepted after accepted ones, which
+    is 0 or 1 where nothing is drawn. An
     anchor begins a cycle as often as the cycles before it end just there; where no whole chain was
     asked, the walk advances by one token, which no cycle counts.
     """
@@ -58,18 +58,3 @@ def drawn_length(tables: Iterable[Tensor]) -> float:
             tokens += visits[anchor] * length * whole
             begun += visits[anchor] * whole
     return tokens / begun if begun else 1.0
-
-
-def cycles(agreement: Tensor) -> list[int]:
-    """Tokens that each cycle emits when decoding walks through the anchors of a table, in order.
-
-    Where no whole chain was asked, the walk advances by one token, which no cycle counts.
-    """
-    emitted = agreement.clamp(min=0).cumprod(dim=-1).sum(dim=-1) + 1
-    emitted[(agreement < 0).any(dim=-1)] = 0
-    lengths, found, anchor = emitted.tolist(), [], 0
-    while anchor < len(lengths):
-        if lengths[anchor]:
-            found.append(lengths[anchor])
-        anchor += max(lengths[anchor], 1)
-    return found

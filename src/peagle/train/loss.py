@@ -1,7 +1,6 @@
 """The loss: logits are computed chunk by chunk, and only for the elements in it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,8 +74,14 @@ class Comparison:
         return torch.cat(found)
 
     @torch.no_grad()
-    def judge(self, hidden: Tensor, final: Tensor, places: Tensor, previous: Tensor) -> "Judged":
-        """How often drafts are accepted after accepted ones. Arguments as in `selector_loss`."""
+    def judge(
+        self, hidden: Tensor, final: Tensor, places: Tensor, previous: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """How often drafts are accepted after accepted ones: [elements] each.
+
+        bool: whether the drafter's choice at temperature 0 is the target's, out of all tokens; the
+        probability that at temperature 1 both draw the same. Arguments as in `selector_loss`.
+        """
         (places,) = to_device(hidden.device, places)
         agree, drawn = [hidden.new_zeros(0, dtype=torch.bool)], [hidden.new_zeros(0)]
         for part, place, before in self._chunks(hidden, places, previous):
@@ -86,22 +91,12 @@ class Comparison:
             agree.append(found.tokens.gather(-1, best)[:, 0] == target.argmax(dim=-1))
             shares = target.softmax(dim=-1).gather(-1, found.tokens)
             drawn.append(shared_draw(shares, scores.softmax(dim=-1)).to(hidden.dtype))
-        return Judged(torch.cat(agree), torch.cat(drawn))
+        return torch.cat(agree), torch.cat(drawn)
 
     def _chunks(self, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Rows of some tensors, as many as have their logits in memory at once."""
         rows = chunk_rows(len(self._wanted))
         yield from zip(*(column.split(rows) for column in columns), strict=True)
-
-
-@dataclass(frozen=True)
-class Judged:
-    """How often drafts are accepted: [elements] each."""
-
-    agrees: Tensor
-    """bool: whether the drafter's choice at temperature 0 is the target's, out of all tokens."""
-    drawn: Tensor
-    """The probability that at temperature 1 both draw the same."""
 
 
 class _HeadLoss(torch.autograd.Function):

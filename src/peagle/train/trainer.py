@@ -292,10 +292,10 @@ class Trainer:
             drawn = torch.full((len(batch), depths), -1.0)
             for part in run.passes():
                 elements, previous = part.elements, self._previous(batch, part.elements)
-                found = self._compare.judge(part.hidden, features.final, elements.places, previous)
-                index = elements.anchors, elements.depths
-                agrees[index] = found.agrees.to("cpu", torch.int8)
-                drawn[index] = found.drawn.to("cpu", torch.float32)
+                asked = part.hidden, features.final, elements.places, previous
+                index, found = (elements.anchors, elements.depths), self._compare.judge(*asked)
+                agrees[index] = found[0].to("cpu", torch.int8)
+                drawn[index] = found[1].to("cpu", torch.float32)
             yield batch, agrees, drawn
 
     def _batch(self, rows: PackedRows, index: Tensor) -> Batch:
