@@ -20,9 +20,8 @@ from torch.nn import functional as F
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.kind import DFLASH, MTP
 from peagle.drafters.network import Network
+from peagle.models import foreign
 from peagle.models.decoder import Decoder
-from peagle.models.foreign import foreign_bytes
-from peagle.models.foreign import multiplied as multiplied_by
 from peagle.models.loading import Stored, stored_bytes
 from peagle.ops.linear import Linear
 from peagle.ops.moe import RoutedExperts
@@ -104,8 +103,8 @@ class Forecast(Preflight):
                 multiplied = in_products(Decoder(teacher.spec, 1).layers)
             stored = stored_bytes(teacher.directory, dtype)
         else:
-            multiplied = multiplied_by(teacher.directory)
-            stored = foreign_bytes(teacher.directory, dtype)
+            multiplied = foreign.multiplied(teacher.directory)
+            stored = foreign.foreign_bytes(teacher.directory, dtype)
         return cls(**vars(ready), device=device, multiplied=multiplied, stored=stored, model=model)
 
     @property
@@ -156,8 +155,7 @@ class Forecast(Preflight):
 
     def parameters(self) -> dict[str, Parameters]:
         """The drafter's parameters, by part."""
-        trained: Counter[str] = Counter()
-        frozen: Counter[str] = Counter()
+        trained, frozen = Counter[str](), Counter[str]()
         for name, parameter in self.model.named_parameters():
             counts = trained if parameter.requires_grad else frozen
             counts[part_of(name)] += parameter.numel()
