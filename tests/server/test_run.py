@@ -21,7 +21,6 @@ from process import BODY, Process
 from peagle import AsyncLLM
 from peagle.cli.app import main
 from peagle.config import ChatConfig, EngineConfig
-from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.pair import bundled
 from peagle.server.run import DrainingServer, bind, serve
@@ -63,7 +62,6 @@ def test_requests_are_read_while_launches_keep_the_interpreter(
     monkeypatch: pytest.MonkeyPatch, gpu: bool, share: float
 ):
     """Launching threads yield it ten times as often as by Python's default."""
-    monkeypatch.setattr(Engine, "runs_ahead", gpu)
     usual, seen = sys.getswitchinterval(), []
 
     def run(self: DrainingServer, sockets: list[socket.socket]) -> None:
@@ -73,7 +71,9 @@ def test_requests_are_read_while_launches_keep_the_interpreter(
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     try:
         with bind("127.0.0.1", 0) as listener:
-            serve(AsyncLLM(load), ServerSettings(model_names=(NAME,)), listener)
+            llm = AsyncLLM(load)
+            llm.llm.engine.runs_ahead = gpu
+            serve(llm, ServerSettings(model_names=(NAME,)), listener)
     finally:
         sys.setswitchinterval(usual)
     assert seen == [pytest.approx(share * usual)]

@@ -110,6 +110,8 @@ class Endpoint:
         match answer:
             case {"choices": [{"finish_reason": "error", "error": {"message": str(why)}}, *_]}:
                 raise NoAnswerError(f"an answer ended with an error: {why}")
+            case {"choices": [{"finish_reason": "error"}, *_]}:
+                raise NoAnswerError("an answer ended with an error")
             case {"choices": [dict(choice), *_]}:
                 usage, read = answer.get("usage") or {}, answer.get("prompt_token_ids")
                 tokens = usage.get("completion_tokens")

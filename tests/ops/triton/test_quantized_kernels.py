@@ -353,7 +353,7 @@ def test_experts_without_kernels_are_not_captured(
     decoder = Decoder(
         DecoderSpec(64, 128, (LayerSpec(tiny.ATTENTION, layer),), max_length=16), max_length=16
     )
-    mlp = decoder.layers[0].mlp
+    mlp = decoder.requires_grad_(False).layers[0].mlp
     for name, weight in zip(
         ("gate_up", "down"), expert_weights("rows", 4, 128, inner), strict=True
     ):
