@@ -65,6 +65,18 @@ def test_beside_requests_that_want_none_or_fewer(target):
 
 
 @pytest.mark.usefixtures("installed")
+def test_its_drafts_are_chosen_by_load(target):
+    """Cycles of every length are timed first, those without drafts included."""
+    proposer = load_outside("repeat_last", tiny.VOCAB)
+    engine = Engine(target.decoder, proposer, 4, tiny.engine_config(draft_length="auto"))
+    engine.add("r", PROMPTS[0], HOW)
+    drafted = set()
+    while engine.busy:
+        drafted |= {output.drafted for output in engine.step() if output.cycle}
+    assert drafted >= {0, 1, 4}
+
+
+@pytest.mark.usefixtures("installed")
 def test_a_command_serves_with_it(capsys: pytest.CaptureFixture[str]):
     words = ["generate", "--prompt", "def f(", "--max-tokens", "12"]
     texts = []

@@ -47,7 +47,7 @@ class Questions(Flags):
     concurrency: Several[PositiveInt] = (1,)
     """Requests in flight, one or several: 1,8."""
     draft_length: Several[DraftLengthMode] = ("fixed",)
-    """fixed, auto (as serve: as many, up to K, as are fastest) or both."""
+    """fixed, auto (as serve: as many, up to K, as are fastest) or one after another: fixed,auto."""
     temperature: Several[Temperature] = (0,)
     """0 is greedy; one or several: 0,0.7."""
     rounds: PositiveInt = 6

@@ -50,10 +50,10 @@ class HostWorker:
             drafting.accept(len(memory.table.limits), target.embed.weight.device),
         )
         self._rows: dict[int, Row] = {}
-        chosen = network is not None and len(drafting.lengths) > 1
+        chosen = (network is not None or needs.on_host) and len(drafting.lengths) > 1
         self.cycle_seconds: Seconds | None = {} if chosen else None
-        """Nothing is measured at the start. Without a drafter there is nothing to choose: a request
-        in whose text nothing is found drafts nothing anyway."""
+        """Nothing is measured at the start. For a lookup there is nothing to choose: a request in
+        whose text nothing is found drafts nothing anyway."""
         self._most_pending = drafting.k + 1
         """Positions that a cycle with drafts leaves unseen, at most."""
         self.branching = Branching(drafting.k, drafting.num_tree_nodes or 0, most_requests=1)
