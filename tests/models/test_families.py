@@ -257,7 +257,7 @@ MUSES: list[tuple[Values, str]] = [
     ({"attention_bias": True}, "attention_bias is not supported"),
     ({"hidden_activation": "gelu"}, "hidden_act gelu is not supported, only silu"),
     ({"qk_scale_factor": 0}, "qk_scale_factor is 0; it must be a number above 0"),
-    ({"post_norm_eps": -1}, "rms_norm_eps is -1.0; it must be a number from 0 on"),
+    ({"post_norm_eps": -1}, "post_norm_eps is -1.0; it must be a number from 0 on"),
     ({"layer_rope_theta": [0, 0]}, "layer_rope_theta names 2 of 4 layers"),
 ]
 

@@ -178,11 +178,11 @@ def mlp(values: Values) -> MLPSpec:
     return spec
 
 
-def norms(values: Values) -> NormSpec:
-    """The norms of all layers, and the last one."""
-    eps = float(values.get("rms_norm_eps", 1e-6))
+def norms(values: Values, key: str = "rms_norm_eps") -> NormSpec:
+    """The norms of all layers, and the last one. key: that of their eps."""
+    eps = float(values.get(key, 1e-6))
     if not 0 <= eps < math.inf:
-        raise InputError(f"rms_norm_eps is {eps}; it must be a number from 0 on")
+        raise InputError(f"{key} is {eps}; it must be a number from 0 on")
     return NormSpec(eps)
 
 

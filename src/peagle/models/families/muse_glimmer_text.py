@@ -21,10 +21,7 @@ def spec(values: Values) -> DecoderSpec:
     values = config.with_usual(values, config.usual("muse_glimmer_text"))
     if values.get("attention_bias"):
         raise InputError("attention_bias is not supported; vLLM serves it")
-    eps, added = (
-        config.norms({"rms_norm_eps": values[name]}).eps
-        for name in ("rms_norm_eps", "post_norm_eps")
-    )
+    eps, added = config.norms(values).eps, config.norms(values, "post_norm_eps").eps
     block = config.mlp(values), SandwichSpec(eps, offset=1.0, added_eps=added)
     full = [(place + 1) % PERIOD == 0 for place in reversed(range(config.num_layers(values)))]
     types = values.get("layer_types") or [FULL if each else SLIDING for each in full]
@@ -57,8 +54,7 @@ def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
     sizes = (heads.width, heads.kv_width, heads.kv_width, heads.width)
     [qkv] = place.linear("attention.qkv", parts, sizes, bias=False)
     norm = place.rule("attention.qk_norm.weight", (), ())
-    own = {rule.ours: rule for rule in (qkv, norm)}
-    return [own.get(rule.ours, rule) for rule in tensors.layer(spec, hidden_size, place)]
+    return tensors.replaced(tensors.layer(spec, hidden_size, place), (qkv, norm))
 
 
 PUBLISHED = Family("muse_glimmer_text", "MuseGlimmerTextModel", spec, layer).within(

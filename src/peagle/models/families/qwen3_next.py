@@ -27,8 +27,7 @@ def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
     rules = tensors.layer(spec, hidden_size, place)
     if not isinstance(spec.mixer, DeltaHeads):
         return rules
-    fused = {rule.ours: rule for rule in _products(spec.mixer, place)}
-    return [fused.get(rule.ours, rule) for rule in rules]
+    return tensors.replaced(rules, _products(spec.mixer, place))
 
 
 def _products(heads: DeltaHeads, place: Place) -> list[TensorRule]:

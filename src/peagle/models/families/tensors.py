@@ -73,6 +73,12 @@ def either(usual: list[TensorRule], other: list[TensorRule]) -> list[TensorRule]
     return [replace(one, layouts=(two,)) for one, two in zip(usual, other, strict=True)]
 
 
+def replaced(rules: Iterable[TensorRule], own: Iterable[TensorRule]) -> list[TensorRule]:
+    """The same, a family's own rules in place of those of the same parameters."""
+    by_name = {rule.ours: rule for rule in own}
+    return [by_name.get(rule.ours, rule) for rule in rules]
+
+
 def centred(rules: Iterable[TensorRule], norms: NormSpec) -> list[TensorRule]:
     """The same, norms with the offset of their weights."""
     return [
