@@ -104,7 +104,9 @@ class SyntheticWorkload:
     """The selector of a P-EAGLE drafter."""
 
     def __post_init__(self) -> None:
-        context, _ = shape_of(self.shape).target.max_length, self._weights
+        shape = shape_of(self.shape)
+        shape.weights.routed(self.routing)  # which refuses a routing that there is not
+        context = shape.target.max_length
         if min(self.prompt_tokens, self.max_tokens) < 1:
             raise InputError("give at least one prompt token and one output token")
         if self.prompt_tokens + self.max_tokens > context:

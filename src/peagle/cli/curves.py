@@ -17,8 +17,6 @@ LINE, BEST = "#39558c", "#d1495b"
 LOSSES = {
     "kl": "KL divergence (nats)",
     "cross_entropy": "cross-entropy (nats)",
-    "tv": "total variation",
-    "lk": "KL and total variation",
 }
 EVALUATED, DRAWN = "o-", "--"
 """How what holds for greedy answers is drawn, and what holds at temperature 1."""

@@ -293,9 +293,10 @@ class Trainer:
             for part in run.passes():
                 elements, previous = part.elements, self._previous(batch, part.elements)
                 asked = part.hidden, features.final, elements.places, previous
-                index, found = (elements.anchors, elements.depths), self._compare.judge(*asked)
-                agrees[index] = found[0].to("cpu", torch.int8)
-                drawn[index] = found[1].to("cpu", torch.float32)
+                right, chances = self._compare.judge(*asked)
+                index = elements.anchors, elements.depths
+                agrees[index] = right.to("cpu", torch.int8)
+                drawn[index] = chances.to("cpu", torch.float32)
             yield batch, agrees, drawn
 
     def _batch(self, rows: PackedRows, index: Tensor) -> Batch:
