@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import logging
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from filelock import FileLock
 from forks import Popen, Zygote, can_fork
 from hypothesis import HealthCheck, settings
 from sweeps import leave_to_the_night
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.methods import drafter_for
@@ -30,7 +31,7 @@ from peagle.train.trainer import Telemetry, Trainer
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # in processes, too: two threads on busy cores take minutes
-logging.disable_progress_bar()
+transformers_logging.disable_progress_bar()
 settings.register_profile(
     "peagle",
     max_examples=50,
@@ -66,6 +67,16 @@ class Target:
 def _seeded() -> None:
     torch.manual_seed(0)
     random.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _log_left_alone() -> Iterator[None]:
+    """A server that a test runs in this process sets up the log; the next test has its own."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield
+    root.handlers = [one for one in root.handlers if one in before]
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import re
 import socket
 import threading
@@ -44,23 +45,38 @@ def ask(
     return answer.status, {k.lower(): v for k, v in answer.headers.items()}, found
 
 
-def send(server: Running, body: dict[str, Any], missing: int = 0) -> socket.socket:
+def send(
+    server: Running, body: dict[str, Any], missing: int = 0, request_id: str = "any"
+) -> socket.socket:
     """Send a request, perhaps without the last bytes of its body."""
     data = json.dumps({**body, "stream": True}).encode()
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=240)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    head += f"X-Request-Id: {request_id}\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data[: len(data) - missing])
     return connection
 
 
-def begin(server: Running, body: dict[str, Any]) -> socket.socket:
+def begin(server: Running, body: dict[str, Any], request_id: str = "any") -> socket.socket:
     """Send a request and read until its first event."""
-    connection = send(server, body)
+    connection = send(server, body, request_id=request_id)
     seen = b""
     while b"data: " not in seen:
         seen += connection.recv(4096)
     return connection
+
+
+def logged(caplog: pytest.LogCaptureFixture, request_id: str) -> list[logging.LogRecord]:
+    """All that the log says of a request once it is over, which may be after its answer; requests
+    of earlier tests may end meanwhile."""
+    end = time.monotonic() + 120
+    while True:
+        lines = [one for one in caplog.records if vars(one).get("request_id") == request_id]
+        if any(one.message == "request" for one in lines):
+            return lines
+        assert time.monotonic() < end, "the request was not logged"
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -89,13 +105,10 @@ def test_a_client_that_leaves_before_its_answer_is_no_error(
 ):
     """While its body travels, or before the first token."""
     with caplog.at_level("INFO", logger="peagle.server"):
-        send(server, LONG, missing).close()
-        end = time.monotonic() + 120
-        while not any(record.message == "request" for record in caplog.records):
-            assert time.monotonic() < end, "the request was not logged"
-            time.sleep(0.01)
+        send(server, LONG, missing, request_id=f"left-{missing}").close()
+        lines = logged(caplog, f"left-{missing}")
     server.wait_until_idle()
-    assert all(record.levelname == "INFO" for record in caplog.records)
+    assert all(line.levelname == "INFO" for line in lines)
     assert ask(server, "/v1/completions", {"prompt": PROMPT, "max_tokens": 2})[0] == 200
 
 
@@ -113,12 +126,12 @@ def test_a_client_that_leaves_frees_its_blocks_at_once(
     """And the log tells it from one that read all."""
     engine = server.service.llm.engine
     with caplog.at_level("INFO", logger="peagle.server"):
-        connection = begin(server, LONG)
+        connection = begin(server, LONG, request_id="left-while-read")
         assert engine.busy
         connection.close()
         server.wait_until_idle()
-    [request] = [record for record in caplog.records if record.message == "request"]
-    assert request.aborted
+        [request] = logged(caplog, "left-while-read")
+    assert vars(request)["aborted"]
     _, _, text = ask(server, "/metrics", b"", "GET")
     assert re.search(r'finished_reason="abort".* [1-9]', text)
 
@@ -606,9 +619,9 @@ def test_a_sequence_that_fails_says_why(server: Running, caplog: pytest.LogCaptu
     assert status == 400
     why = found["error"]["message"]
     assert why.startswith("structured outputs: ")
-    [logged] = [one.getMessage() for one in caplog.records]
-    assert logged.startswith("choice 0 of cmpl-")
-    assert logged.endswith(f" ended with an error: {why}")
+    [line] = [one.getMessage() for one in caplog.records if "choice 0 of" in one.getMessage()]
+    assert line.startswith("choice 0 of cmpl-")
+    assert line.endswith(f" ended with an error: {why}")
     told = ask(server, "/v1/completions", body | {"stream": True})[2].splitlines()
     *events, error = [json.loads(line[6:]) for line in told if line.startswith("data: {")]
     assert error["error"]["message"] == why
@@ -651,12 +664,10 @@ def test_pages_of_other_origins_ask_where_they_are_allowed_to(
 
 def test_a_path_is_one_word_of_the_log(server: Running, caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO", logger="peagle.server"):
-        assert ask(server, "/a%0Ainfo%20request%1b", {})[0] == 404
-        end = time.monotonic() + 120  # the line comes after the answer
-        while not (paths := [vars(one).get("path") for one in caplog.records]):
-            assert time.monotonic() < end
-            time.sleep(0.01)
-    assert paths == ["/a%0Ainfo%20request%1B"]
+        named = {"X-Request-Id": "a-path"}
+        assert ask(server, "/a%0Ainfo%20request%1b", {}, **named)[0] == 404
+        [line] = logged(caplog, "a-path")
+    assert vars(line)["path"] == "/a%0Ainfo%20request%1B"
 
 
 def test_a_prompt_beyond_any_context_is_refused_unread(
