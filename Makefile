@@ -88,6 +88,7 @@ $(VLLM)/.ready: tests/vllm/requirements.txt
 	$(call step,Python environment,$(PYTHON) -m venv $(VLLM))
 	$(call step,torch,$(VLLM)/bin/pip $(PIP) "$$(grep '^torch==' $<)")
 	$(call step,vLLM and what it needs,$(VLLM)/bin/pip $(PIP) --requirement $<)
+	$(call step,the wheel for GPUs (0.3 GB),$(VLLM)/bin/pip download --quiet --no-deps --dest $(VLLM)/wheels vllm==0.33.0)
 	@$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	@touch $@
 
