@@ -30,8 +30,8 @@ Qwen3VLMoeForConditionalGeneration Qwen4ExpForConditionalGeneration RadioMBartPr
 SarvamMLAForCausalLM Starcoder2ForCausalLM Step1ForCausalLM TeleChat2ForCausalLM
 TeleChat3ForCausalLM TeleFLMForCausalLM VaultGemmaForCausalLM VibeVoiceAsrForConditionalGeneration
 """
-"""The targets in the registry of vLLM 0.33.0 whose classes have `SupportsEagle3`, those that it gives
-to transformers by itself among them; without peagle's own families."""
+"""Targets in the registry of vLLM 0.33.0 whose classes have `SupportsEagle3`, with those that it
+gives to transformers by itself, but without peagle's own families."""
 
 
 def vllm_runs(architecture: str) -> str:
