@@ -9,6 +9,7 @@ import sysconfig
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -70,6 +71,12 @@ def environment() -> dict[str, str]:
 def test_it_is_small_and_says_what_it_is(wheel: Path) -> None:
     assert wheel.name == f"peagle-{PROJECT['version']}-py3-none-any.whl"
     assert wheel.stat().st_size < LARGEST
+
+
+def test_it_has_every_file_of_the_package(wheel: Path) -> None:
+    there = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.*")}
+    data = {name for name in there if not name.endswith((".py", ".pyc"))}
+    assert not {name for name in data if ".egg-info" not in name} - set(ZipFile(wheel).namelist())
 
 
 def test_there_is_one_version(installed: Run, tmp_path: Path) -> None:

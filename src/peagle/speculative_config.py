@@ -4,6 +4,7 @@ import itertools
 import logging
 from collections.abc import Set
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -28,18 +29,7 @@ TREE_NODES = 15
 """On a GPU, where nothing is said: with the newest token 16 rows, which is what tiles have."""
 TreeNodes = Annotated[int, Field(ge=0, le=MOST_TREE_NODES)]
 LookupLength = Annotated[int, Field(ge=1, le=64)]
-IDLE = """
-attention_backend code_revision disable_by_batch_size disable_eagle_block_drop
-disable_lookahead_block_hashes disable_padded_drafter_batch draft_lm_head_quantization
-draft_load_config draft_model_config draft_parallel_config draft_sample_method
-draft_tensor_parallel_size dspark_draft_topk enable_adaptive_verification enforce_eager
-fly_entropy_threshold fly_entropy_top_k fly_window_size index_share_for_mtp_iteration
-kv_cache_dtype max_model_len moe_backend num_speculative_tokens_per_batch_size
-speculative_token_tree suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor
-suffix_decoding_max_tree_depth suffix_decoding_min_token_prob target_model_config
-target_parallel_config tensor_parallel_size use_heterogeneous_vocab use_local_argmax_reduction
-xpress_topc"""
-IDLE_KEYS = frozenset(IDLE.split())
+IDLE_KEYS = frozenset(Path(__file__).with_name("speculative_idle_keys.txt").read_text().split())
 """Keys of vLLM's `--speculative-config` that change no answer, and have nothing to set here."""
 LOOKUP_KEYS = frozenset(("prompt_lookup_min", "prompt_lookup_max"))
 SHORTEST_MATCH, LONGEST_MATCH = 3, 16

@@ -1,31 +1,16 @@
 """Flags that a command does not have: what they are called here, or who has them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from peagle.cli.vllm_flags import vllm_flags
+from peagle.files import read_yaml
 
-OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
-    "--target": ("--model", "--target-model"),
-    "--drafter": ("--speculative-model", "--draft-model", "--spec-model"),
-    "--k": ("--num-speculative-tokens", "--spec-tokens"),
-    "--prompts": ("--prompt", "--dataset-path"),
-    "--json": ("--output", "--out", "--output-json", "--result-filename"),
-    "--limit": ("--num-prompts",),
-    "--concurrency": ("--max-concurrency", "--max-num-seqs", "--batch-size"),
-    "--max-tokens": ("--max-new-tokens", "--output-len", "--random-output-len"),
-    "--url": ("--base-url",),
-    "--prompt-tokens": ("--input-len", "--random-input-len"),
-    "--stop-token-id": ("--stop-token-ids",),
-    "--kv-cache-memory": ("--kv-cache-memory-bytes",),
-    "--gpu-memory-utilization": ("--device-memory-utilization",),
-    "--drain-seconds": ("--shutdown-timeout",),
-    "--speculative-config": ("-sc",),
-    "--data-parallel-size": ("-dp",),
-}
+OTHER_NAMES: Mapping[str, Sequence[str]] = read_yaml(Path(__file__).with_name("other_names.yaml"))
 """Our flags, each under its names in vLLM, which `serve` takes, and in other commands of ours."""
 BY_VLLM = "a flag of vLLM's needs --engine vllm"
 FOR_SERVE = "a flag of vLLM's, for peagle serve"

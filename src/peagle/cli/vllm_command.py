@@ -68,7 +68,7 @@ def read_command(words: Sequence[str], options: Sequence[Any]) -> Command:
     said: list[str | None] = []
     for flag, name, values in given:
         flag = theirs.get(f"{flag.name} {' '.join(values)}", flag)
-        if flag.table is None:
+        if not flag.fate:
             kept += Given(flag, name, values).words
         else:
             said.append(flag.left_out(name, values, start))

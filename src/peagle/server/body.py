@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -19,16 +20,7 @@ LENGTHS = (
     *("max_new_tokens", "n_predict", "num_predict"),
 )
 """What APIs call the most tokens of an answer, which would have no end if that were missed."""
-KNOWN = """
-annotations audio cache_control caller citations client_metadata container context_management
-defer_loading disable_additional_properties disable_any_whitespace display eager_input_streaming
-early_stopping extra_content function_call guided_decoding_backend guided_whitespace_pattern id
-include_obfuscation index input_examples is_error length_penalty logprobs max_tool_calls metadata
-moderation output_schema parsed parsed_arguments phase prediction prefix prompt_cache_key
-prompt_cache_options prompt_cache_retention provider_specific_fields reasoning_details
-safety_identifier service_tier signature spaces_between_special_tokens status store stream_options
-thinking_blocks truncation type user web_search_options whitespace_pattern"""
-IGNORED = frozenset(KNOWN.split())
+IGNORED = frozenset(Path(__file__).with_name("ignored_fields.txt").read_text().split())
 """Fields that clients are known to send, wherever they are none of ours: the log does not name
 them."""
 SHORTEST_TYPED = 6
