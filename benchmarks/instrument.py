@@ -17,10 +17,10 @@ from typing import Annotated
 
 import typer
 
-from peagle.bench.server_process import ServerProcess, started
 from peagle.cli.script import run
 from records.measuring import begun, written
 from records.result import Row
+from server_process import ServerProcess, started
 
 SLOWER = Path(__file__).with_name("slower.py")
 PLAIN, SLOWED = "plain", "slower"

@@ -21,14 +21,13 @@ import typer
 from httpx2 import URL
 
 from peagle import LLM, EngineConfig, SamplingParams, SpeculativeConfig
-from peagle.bench.http import HttpSession, ask
+from peagle.bench.http import HttpSession
 from peagle.bench.prompts import load_prompts
-from peagle.bench.server_metrics import samples
-from peagle.bench.server_process import ServerProcess, started
 from peagle.cli.script import run
 from peagle.pair import bundled
 from records.measuring import begun, written
 from records.result import Row
+from server_process import ServerProcess, page, scraped, started
 
 K, JOBS = 7, 200
 SETTLE_SECONDS = 150
@@ -165,8 +164,7 @@ async def _stream(root: URL, job: Job, wanted: str, events: int | None, found: F
 async def scrape(server: ServerProcess) -> dict[str, float]:
     """Every sample of /metrics without histogram buckets, summed over the labels."""
     found: defaultdict[str, float] = defaultdict(float)
-    _, text = await ask(server.root, "GET", "/metrics")
-    for name, _, value in samples(text.decode()):
+    for name, _, value in await scraped(server.root):
         if "_bucket" not in name:
             found[name.removeprefix("vllm:")] += value
     return dict(found)
@@ -191,7 +189,7 @@ async def _problems(server: ServerProcess, found: Found, before: dict[str, float
             problems.append(f"{name} counted {counted}, but the answers sum to {wanted}")
     if abs(_growth(found)) > 0.02:
         problems.append(f"memory changed by {_growth(found):.1%}")
-    if (await ask(server.root, "GET", "/health"))[0] != 200:
+    if await page(server.root, "/health") is None:
         problems.append("the server is not healthy")
     return problems
 

@@ -25,7 +25,6 @@ from typing import Annotated, Any
 import typer
 
 from peagle.bench.prompts import load_prompts
-from peagle.bench.server_process import ServerProcess, family, started
 from peagle.cli.script import run
 from peagle.errors import InputError
 from peers import card
@@ -34,6 +33,7 @@ from records.bench import run_of
 from records.measuring import begun
 from records.result import UNKNOWN, Result, Row, Run
 from records.store import write
+from server_process import ServerProcess, family, started
 
 NAME = "model"
 START_SECONDS, REPORT_SECONDS = 400.0, 60.0

@@ -27,13 +27,12 @@ import numpy as np
 import typer
 from httpx2 import URL
 
-from peagle.bench.http import HttpSession, ask, server_url
-from peagle.bench.server_metrics import samples
-from peagle.bench.server_process import started
+from peagle.bench.http import HttpSession, server_url
 from peagle.cli.script import run
 from peagle.pair import bundled
 from records.measuring import begun, written
 from records.result import Row
+from server_process import scraped, started
 
 JOBS, CLIENTS, K = 48, 8, 7
 REST = 120.0
@@ -196,8 +195,7 @@ async def _rest(root: URL) -> None:
 async def _scrape(root: URL) -> dict[str, float]:
     """Every sample, summed over labels; of audits and ends by what they found too."""
     found: dict[str, float] = {}
-    _, text = await ask(root, "GET", "/metrics")
-    for name, labels, value in samples(text.decode()):
+    for name, labels, value in await scraped(root):
         result = RESULT.search(labels)
         for key in (name, f"{name}/{result[1]}") if result else (name,):
             found[key] = found.get(key, 0.0) + value

@@ -15,7 +15,7 @@ from process import Process
 from prometheus_client.parser import text_string_to_metric_families
 from test_routers import free_ports
 
-from peagle.bench.server_process import family
+from server_process import family
 
 PATIENCE = 240.0
 """Seconds, far more than anything here takes on an idle machine."""

@@ -17,10 +17,10 @@ import torch
 from process import Process
 from stuck_child import STUCK
 
-from peagle.bench.server_process import family
 from peagle.cli.loading import wants_own_process
 from peagle.config import EngineConfig
 from peagle.pair import bundled
+from server_process import family
 
 AS_ON_A_GPU = """
 import sys

@@ -62,13 +62,11 @@ class HttpSession:
             self._writer.close()
             self._reader = self._writer = None
 
-    async def ask(
-        self, method: str, path: str, body: bytes = b"", content_type: str = "application/json"
-    ) -> "Reply":
+    async def ask(self, method: str, path: str, body: bytes = b"") -> "Reply":
         """Send a request and read the head of its answer. Raises `OSError` and `EOFError`."""
         headers = {
             "Host": self._root.netloc.decode(),
-            "Content-Type": content_type,
+            "Content-Type": "application/json",
             "Content-Length": str(len(body)),
             **self._headers,
         }
@@ -186,12 +184,3 @@ async def _chunked(reader: asyncio.StreamReader) -> AsyncGenerator[bytes, None]:
         held = held[at:]
         if whole:
             yield b"".join(whole)
-
-
-async def ask(
-    root: URL, method: str, path: str, body: bytes = b"", content_type: str = "application/json"
-) -> tuple[int, bytes]:
-    """The status and the whole body of an answer, over a connection of its own."""
-    async with HttpSession(root) as connection:
-        reply = await connection.ask(method, path, body, content_type)
-        return reply.status, await reply.body()

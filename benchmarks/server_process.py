@@ -16,7 +16,8 @@ from pathlib import Path
 
 from httpx2 import URL
 
-from peagle.bench.http import server_url
+from peagle.bench.http import HttpSession, server_url
+from peagle.bench.server_metrics import samples
 from peagle.errors import InputError
 
 HOST = "127.0.0.1"
@@ -91,6 +92,18 @@ def family(first: Iterable[int]) -> set[int]:
     while more := {pid for pid, parent in parents.items() if parent in members} - members:
         members |= more
     return members
+
+
+async def page(root: URL, path: str) -> bytes | None:
+    """A page of a server, over a connection of its own; None if there is none."""
+    async with HttpSession(root) as connection:
+        return await connection.get(path)
+
+
+async def scraped(root: URL) -> list[tuple[str, str, float]]:
+    """Name, labels and value of every sample that a server's /metrics have."""
+    found = await page(root, "/metrics")
+    return [] if found is None else [*samples(found.decode())]
 
 
 def _is_healthy(port: int) -> bool:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from peagle.bench.server_process import family, started
 from peagle.errors import InputError
+from server_process import family, started
 
 LISTENS = """
 import http.server, subprocess, sys
