@@ -27,10 +27,10 @@ from peagle.errors import InputError
 from peagle.files import replacing_directory
 from peagle.models.decoder import Decoder
 from peagle.models.families import read_values
-from peagle.models.saving import save_target
 from peagle.models.weights import TensorRule
 from peagle.pair import bundled
 from peers.config_json import Values, config_json
+from saving import save_target
 
 TOKENIZER = "tokenizer.json"
 BESIDE = ("tokenizer_config.json", "generation_config.json")

@@ -16,6 +16,7 @@ from peagle.models.formats.integers import AWQ_ORDER, Awq, Compressed, Gptq, Int
 from peagle.models.formats.layout import Layout, Part
 from peagle.ops.weight import FP8, INT4, INT8, QuantizedWeight
 from peagle.ops.weight.fp4 import POSITIVE
+from saving import stored
 
 Settings = dict[str, Any]
 E4M3 = torch.float8_e4m3fn
@@ -207,7 +208,7 @@ def written(weight: QuantizedWeight, layout: Layout) -> list[Tensor]:
     part = Part(weight.packed(), weight.scales[:, :columns], zeros, weight.factors)
     if isinstance(layout, Awq | Gptq):
         return transposed(part, layout)
-    return [tensor.contiguous() for tensor in layout.written(part, weight.block)]
+    return [tensor.contiguous() for tensor in stored(layout, part, weight.block[0])]
 
 
 def transposed(part: Part, layout: Awq | Gptq) -> list[Tensor]:

@@ -17,9 +17,9 @@ from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.models import loading
 from peagle.models.loading import check_decoder, load_ends, load_layers, stored_bytes
-from peagle.models.saving import save_target
 from peagle.models.weights import read_json, read_tensors
 from peagle.ops.weight import QuantizedWeight, weights_of
+from saving import save_target
 
 TOKENS = list(range(3, 60))
 SIZES = {

@@ -19,8 +19,8 @@ from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.models.families import read_spec
 from peagle.models.loading import check_decoder, load_ends, load_layers
-from peagle.models.saving import save_target
 from peagle.models.weights import read_json, read_tensors
+from saving import save_target
 
 FAMILIES = ["qwen3_5", "qwen3_5_moe"]
 TOKENS = [(7 * i + i * i) % 95 for i in range(200)]

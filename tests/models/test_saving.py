@@ -12,8 +12,8 @@ from test_quantization import quantize
 from peagle.models.decoder import DecoderLayer
 from peagle.models.families import read_family
 from peagle.models.loading import load_ends, load_layers
-from peagle.models.saving import save_target
 from peagle.models.weights import read_json, read_tensors, safetensors_files
+from saving import save_target
 
 LAYOUTS = [
     "fp8 in blocks",

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from peagle.errors import InputError
 from peagle.models.formats import fp4
 from peagle.models.formats.fp8 import Fp8
 from peagle.models.formats.integers import Awq, Compressed, Gptq
 from peagle.models.formats.layout import Layout, PackedRule, stem
 from peagle.models.weights import TensorRule, about, read_json
-from peagle.ops.weight import INT4, INT8, Format, Weight
+from peagle.ops.weight import INT4, INT8, Format
 
 Values = Mapping[str, Any]
 SUPPORTED = (
@@ -118,16 +116,6 @@ class Quantization:
         groups = sorted(self.groups, key=lambda group: not group.names(begin.removesuffix(".")))
         found = (group.layout.stored(begin, names) for group in groups)
         return next((layout for layout in found if layout is not None), None)
-
-    def as_written(self, rule: TensorRule, ours: Weight) -> TensorRule:
-        """The rule by which a weight is written that is quantized, or is not."""
-        if isinstance(ours, Tensor) or type(rule) is not TensorRule:
-            return rule.as_written(ours)
-        layouts = (group.layout.holding(ours) for group in self.groups)
-        found = next((layout for layout in layouts if layout is not None), None)
-        if found is None:
-            raise InputError(f"quantization_config names no layout for {ours.format.name} weights")
-        return PackedRule.of(rule, found)
 
     def ignored(self, names: Iterable[str]) -> set[str]:
         """Tensors of a file that are not needed. Raises `InputError` for any that would be."""

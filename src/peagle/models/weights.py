@@ -71,10 +71,6 @@ class TensorRule:
         )
         return next(found, self)
 
-    def as_written(self, ours: Weight) -> "TensorRule":
-        """The rule by which a weight in its own format is written."""
-        return self
-
     def unfit(self, name: str, tensor: Tensor, expected: Shape) -> str | None:
         """What is wrong with one of `theirs`; None: nothing."""
         if tuple(tensor.shape) != expected:

@@ -16,7 +16,7 @@ from peagle.models.formats.layout import PackedRule
 from peagle.models.spec import ClampedSwiGLU, DecoderSpec, ExpertsSpec, LayerSpec
 from peagle.models.weights import Shape, TensorRule
 from peagle.ops.moe import ALPHA
-from peagle.ops.weight import QuantizedWeight, Weight, dense
+from peagle.ops.weight import Weight, dense
 
 ROPE_THETA = 150_000.0
 USUAL: Values = {"rms_norm_eps": 1e-5, "max_position_embeddings": 131_072}
@@ -98,10 +98,6 @@ class ExpertRule(TensorRule):
         value = self.unsorted(dense(ours))
         return (value.mT if value.ndim == 3 else value,)
 
-    def as_written(self, ours: Weight) -> TensorRule:
-        """The rule for a weight that is in MXFP4, or is not."""
-        return self.packed() if isinstance(ours, QuantizedWeight) else self
-
     def packed(self) -> "PackedExpertRule":
         """The rule for the same weight in MXFP4."""
         names = tuple(self.theirs[0] + end for end in GPT_OSS.ends)
@@ -128,9 +124,6 @@ class PackedExpertRule(PackedRule):
 
     def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
         return super().join([self.rule.sorted(part) for part in theirs], ours, dtype)
-
-    def split(self, ours: Weight) -> Sequence[Tensor]:
-        return [self.rule.unsorted(part) for part in super().split(ours)]
 
 
 FAMILY = Family("gpt_oss", "GptOssForCausalLM", spec, layer)

@@ -64,13 +64,6 @@ class Fp4(Layout):
             raise InputError(f"{self.names[2]} is {factor[0].item()}; it must be above 0")
         return Part(packed, scales, factors=factor[0].float().reshape(1).expand(len(scales)))
 
-    def written(self, part: Part, block: tuple[int, int]) -> Sequence[Tensor]:
-        half = self.format.block // 2
-        packed = part.packed.unflatten(-1, (-1, half)) if self.by_block else part.packed
-        if part.factors is None:
-            return packed, part.scales
-        return packed, part.scales, part.factors[:1].reshape((1,) if self.divided else ())
-
 
 GPT_OSS = Fp4(MXFP4, ("_blocks", "_scales"), "_blocks", by_block=True)
 MODELOPT = Fp4(NVFP4, ("weight", "weight_scale", "weight_scale_2"), "weight_scale_2")

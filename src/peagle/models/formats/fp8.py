@@ -55,9 +55,6 @@ class Fp8(Layout):
         numbers, scales = tensors
         return Part(numbers.view(torch.uint8), self._spread(scales.float(), len(numbers), block[0]))
 
-    def written(self, part: Part, block: tuple[int, int]) -> Sequence[Tensor]:
-        return part.packed.view(E4M3), self._own(part.scales, block[0])
-
     def _spread(self, scales: Tensor, outputs: int, high: int) -> Tensor:
         """A part's scales: [blocks of `high` outputs, blocks of inputs]."""
         if self.strategy != "block":
@@ -65,10 +62,3 @@ class Fp8(Layout):
         tall = self.blocks[0]
         scales = scales.view(-(-outputs // tall), -1)
         return scales if high == tall else scales.repeat_interleave(tall, 0)[:outputs]
-
-    def _own(self, scales: Tensor, high: int) -> Tensor:
-        """The inverse of `_spread`: of scales that it repeated the first."""
-        if self.strategy == "block":
-            return scales[:: self.blocks[0] // high]
-        shared = self.strategy == "tensor" and bool((scales == scales[0]).all())
-        return scales[:1] if shared else scales

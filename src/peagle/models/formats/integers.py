@@ -6,7 +6,6 @@ In memory codes are what they are in files, an output's in a row, and scales sta
 from abc import abstractmethod
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from torch import Tensor
 from peagle.errors import InputError
 from peagle.models.formats.layout import FLOATING, Layout, Part
 from peagle.models.weights import Shape
-from peagle.ops.weight import Format, QuantizedWeight
+from peagle.ops.weight import Format
 from peagle.ops.weight.integers import MIDDLE, RUN
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -63,10 +62,6 @@ class Integers(Layout):
 
     def block(self, depth: int, sizes: Sequence[int]) -> tuple[int, int]:
         return 1, self.group or (max(depth, RUN) if self.bits == 4 else depth)
-
-    def holding(self, weight: QuantizedWeight) -> Self | None:
-        same = weight.format == self.format and weight.block == self.block(weight.shape[-1], ())
-        return replace(self, zeros=weight.zeros is not None) if same else None
 
     def coded(self, codes: Tensor) -> Tensor:
         """Codes as ours, or the inverse."""
@@ -125,20 +120,6 @@ class Compressed(Integers):
             zeros = self.coded(self.in_words(zeros.mT)[:, : len(scales)].mT)
         return Part(self.coded(numbers.contiguous().view(torch.uint8)), scales, zeros)
 
-    def written(self, part: Part, block: tuple[int, int]) -> Sequence[Tensor]:
-        if not self.words:
-            zeros = () if part.zeros is None else (part.zeros.view(torch.int8),)
-            return part.packed.view(torch.int8), part.scales, *zeros
-        numbers = self.coded(part.packed)
-        shape = torch.tensor((len(numbers), numbers.shape[1] * 8 // self.bits))
-        written = [numbers.view(torch.int32), part.scales, shape]
-        if part.zeros is not None:
-            codes = self.coded(part.zeros).mT.contiguous()
-            codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % (32 // self.bits)))
-            words = self.format.packed(codes).flatten().view(torch.int32)
-            written.append(words.view(len(codes), -1).mT)
-        return written
-
 
 @dataclass(frozen=True)
 class Awq(Integers):
@@ -161,9 +142,6 @@ class Awq(Integers):
         numbers, scales, zeros = tensors
         codes = self.in_words(numbers, AWQ_ORDER).mT.contiguous()
         return Part(self.format.packed(codes), scales.mT, self.in_words(zeros, AWQ_ORDER).mT)
-
-    def written(self, part: Part, block: tuple[int, int]) -> Sequence[Tensor]:
-        raise InputError("weights are not written in AutoAWQ's layout")
 
 
 @dataclass(frozen=True)
@@ -212,6 +190,3 @@ class Gptq(Integers):
                 "inputs are in the order of their groups (g_idx); re-quantise with desc_act false "
                 '(actorder "weight"); vLLM 0.33 refuses it, too'
             )
-
-    def written(self, part: Part, block: tuple[int, int]) -> Sequence[Tensor]:
-        raise InputError("weights are not written in GPTQ's layout")

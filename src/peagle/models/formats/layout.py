@@ -1,4 +1,4 @@
-"""What every layout has, and the rule that reads and writes a weight by one."""
+"""What every layout has, and the rule that reads a weight by one."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from peagle.errors import InputError
-from peagle.models.weights import Shape, TensorRule, grouped, regrouped
+from peagle.models.weights import Shape, TensorRule, grouped
 from peagle.ops.weight import Format, QuantizedWeight, Weight
 
 FLOATING = None
@@ -50,11 +50,6 @@ class Layout(ABC):
     @abstractmethod
     def stored(self, name: str, names: Container[str]) -> Self | None:
         """This layout, or the like of it that a weight `name` has in a file; None: neither."""
-
-    def holding(self, weight: QuantizedWeight) -> Self | None:
-        """This layout, or the like of it that holds what a weight has; None: neither."""
-        same = weight.format == self.format and weight.divided == self.divided
-        return self if same else None
 
     @abstractmethod
     def shapes(self, shape: Shape) -> tuple[Shape, ...]:
@@ -100,10 +95,6 @@ class Layout(ABC):
     @abstractmethod
     def read(self, tensors: Sequence[Tensor], block: tuple[int, int]) -> Part:
         """A weight's tensors as ours. Raises `InputError` for what is not supported."""
-
-    @abstractmethod
-    def written(self, part: Part, block: tuple[int, int]) -> Sequence[Tensor]:
-        """The inverse of `read`. Raises `InputError` where there is none."""
 
     def nbytes(self, shape: Shape, sizes: Sequence[int]) -> int:
         """Bytes in memory of a weight whose parts have so many outputs."""
@@ -183,22 +174,6 @@ class PackedRule(TensorRule):
             self.layout.divided,
             self.layout.dynamic_activations,
         )
-
-    def split(self, ours: Weight) -> Sequence[Tensor]:
-        assert isinstance(ours, QuantizedWeight)
-        high, columns = ours.block[0], -(-ours.shape[-1] // ours.block[1])
-        blocks = [size // high for size in self.sizes]
-        zeros = None if ours.zeros is None else self._apart(ours.zeros[..., :columns], blocks)
-        factors = None if ours.factors is None else self._apart(ours.factors, self.sizes)
-        numbers = self._apart(ours.packed(), self.sizes)
-        scales = self._apart(ours.scales[..., :columns], blocks)
-        none = [None] * len(blocks)
-        found = zip(numbers, scales, zeros or none, factors or none, strict=True)
-        written = [self.layout.written(Part(*part), ours.block) for part in found]
-        return [tensor for of_end in zip(*written, strict=True) for tensor in of_end]
-
-    def _apart(self, joined: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
-        return regrouped(joined.flatten(0, self.leading - 1), self.order).split(list(sizes))
 
     def _together(self, parts: Iterable[Tensor]) -> Tensor:
         return grouped(torch.cat(list(parts)), self.order)
