@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from peagle.cli.verdict import HELPS, WORTH_SERVING
 from peagle.files import replacing
-from peagle.plot_style import INK, STYLE
+from peagle.plot_style import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ LOSSES = {
 }
 EVALUATED, DRAWN = "o-", "--"
 """How what holds for greedy answers is drawn, and what holds at temperature 1."""
-OWN_STYLE = STYLE | {"grid.linewidth": 0.7, "lines.linewidth": 1.4, "lines.markersize": 3}
+OWN_STYLE: dict[Any, Any] = {"grid.linewidth": 0.7, "lines.linewidth": 1.4, "lines.markersize": 3}
 
 
 def draw_curves(entries: Sequence[dict[str, Any]], loss: str, path: Path) -> None:
@@ -31,7 +31,7 @@ def draw_curves(entries: Sequence[dict[str, Any]], loss: str, path: Path) -> Non
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(OWN_STYLE):
+    with matplotlib.rc_context(OWN_STYLE, STYLE):
         figure = Figure(figsize=(12, 3.6), layout="constrained")
         left, middle, right = figure.subplots(1, 3)
         evaluations = [entry for entry in entries if entry["accuracy"] is not None]
@@ -65,6 +65,8 @@ def _draw_accuracy(axes: "Axes", evaluations: Sequence[dict[str, Any]]) -> None:
 
 
 def _draw_acceptance_length(axes: "Axes", evaluations: Sequence[dict[str, Any]]) -> None:
+    from matplotlib import rcParams
+
     best = max(evaluations, key=lambda e: e["acceptance_length"])
     step, longest = best["step"], best["acceptance_length"]
     steps, lengths = ([e[key] for e in evaluations] for key in ("step", "acceptance_length"))
@@ -75,7 +77,7 @@ def _draw_acceptance_length(axes: "Axes", evaluations: Sequence[dict[str, Any]])
     axes.plot(step, longest, "o", color=BEST, markersize=7, label=label)
     most = len(best["accuracy"]) + 1
     for height, meaning in ((HELPS, "helps"), (WORTH_SERVING, "worth serving"), (most, "K + 1")):
-        axes.axhline(height, color=INK, linewidth=0.8, linestyle=":")
+        axes.axhline(height, color=rcParams["text.color"], linewidth=0.8, linestyle=":")
         axes.annotate(meaning, (0, height), (2, 2), textcoords="offset points", fontsize=7)
     title = "Acceptance length, estimated"
     axes.set(title=title, ylabel="tokens per cycle", ylim=(1, most + 0.5))

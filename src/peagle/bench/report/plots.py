@@ -20,12 +20,7 @@ COLOURS = ("#5b666f", "#a8281f", "#2f4f9e", "#3aa17e", "#c58bd0", "#b5791f")
 """The methods' colours, in their order; the first is no speculation's."""
 STROKES = {False: ("-", "--", ":", "-."), True: (":", "-.")}
 """Lines of a method's settings: ours, and a peer's."""
-OWN_STYLE = STYLE | {
-    "svg.fonttype": "none",
-    "legend.fontsize": 8,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 5,
-}
+OWN_STYLE: dict[Any, Any] = {"legend.fontsize": 8, "lines.linewidth": 1.6, "lines.markersize": 5}
 
 
 def draw_plots(runs: Sequence[Run], name: str) -> Iterator[Plot]:
@@ -44,7 +39,7 @@ def _drawn(
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(OWN_STYLE | {"svg.hashsalt": name + kind}):
+    with matplotlib.rc_context(OWN_STYLE | {"svg.hashsalt": name + kind}, STYLE):
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         axes = figure.subplots()
         draw(axes, runs)
