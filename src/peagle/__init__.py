@@ -5,18 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from peagle.async_llm import AsyncLLM
-    from peagle.config import EngineConfig, SamplingParams
+    from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
     from peagle.errors import InputError
     from peagle.llm import LLM
-    from peagle.speculative_config import SpeculativeConfig
 
 __all__ = ["LLM", "AsyncLLM", "EngineConfig", "InputError", "SamplingParams", "SpeculativeConfig"]
-MODULES = {
-    "LLM": "peagle.llm",
-    "AsyncLLM": "peagle.async_llm",
-    "InputError": "peagle.errors",
-    "SpeculativeConfig": "peagle.speculative_config",
-}
+MODULES = {"LLM": "peagle.llm", "AsyncLLM": "peagle.async_llm", "InputError": "peagle.errors"}
 
 
 def __getattr__(name: str) -> Any:

@@ -63,9 +63,7 @@ class LLM(PromptEncoder):
         tokenizer = load_tokenizer(directory)
         dialect = find_dialect(tokenizer, chat or ChatConfig())  # refuses a wrong name early
         source = EngineSource(
-            target=str(directory),
-            speculation=speculative_config,
-            config=config or EngineConfig(),
+            target=str(directory), speculation=speculative_config, config=config or EngineConfig()
         )
         engine: EngineClient
         if replicas > 1:

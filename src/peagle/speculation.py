@@ -49,8 +49,7 @@ class DraftTotals:
         """What speculation did for several requests with the same K together."""
         counts = zip(*(part.accepted_per_position for part in parts), strict=True)
         return DraftTotals(
-            [sum(position) for position in counts],
-            sum((part.lengths for part in parts), Counter()),
+            [sum(position) for position in counts], sum((part.lengths for part in parts), Counter())
         )
 
     def record(self, drafted: int, accepted: int, repeats: int = 1) -> None:

@@ -17,18 +17,15 @@ class Parser(Protocol):
 
     def text(self, text: str) -> Iterable[Event]:
         """Text between markers, in pieces of any length."""
-        ...
 
     def marker(self, name: str) -> Iterable[Event]:
         """One of the dialect's marker tokens."""
-        ...
 
     def finish(self, ended: bool) -> Iterable[Event]:
         """What was held back.
 
         ended: whether the model ended the answer, rather than a limit or a stop string.
         """
-        ...
 
 
 class PlainText:

@@ -35,19 +35,15 @@ class CycleRows(Protocol):
 
     def draft(self) -> Draft:
         """What may follow the newest tokens."""
-        ...
 
     def verify(self, draft: Draft) -> Verified:
         """The target over newest tokens and drafts."""
-        ...
 
     def accept(self, draft: Draft, verified: Verified) -> Path:
         """Choose a token after each row, and follow the choices."""
-        ...
 
     def commit(self, draft: Draft, path: Path, verified: Verified) -> None:
         """Make the path the requests' state."""
-        ...
 
 
 def run_cycle(rows: CycleRows) -> None:

@@ -24,15 +24,7 @@ from peagle.engine.logits_processor import Choice, LogitsProcessor
 from peagle.engine.logprobs import PromptLogprobs, output_logprobs
 from peagle.engine.repeats import MOST_REPEATS
 from peagle.engine.request_memory import RequestMemory
-from peagle.engine.step import (
-    MOST_UNSEEN,
-    Cycle,
-    Outcome,
-    PromptChunk,
-    Result,
-    Step,
-    TokenLogprobs,
-)
+from peagle.engine.step import MOST_UNSEEN, Cycle, Outcome, PromptChunk, Result, Step, TokenLogprobs
 from peagle.models.decoder import Decoder
 from peagle.ops.cached_attention import supports_head_dim
 from peagle.ops.moe import RoutedExperts

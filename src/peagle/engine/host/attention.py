@@ -11,13 +11,7 @@ from peagle.engine.kv_cache import KVCache
 from peagle.engine.spans import TILE, Span, places, tile_rows
 from peagle.models.decoder import Attend
 from peagle.ops import cached_attention
-from peagle.ops.attention import (
-    AttentionGroup,
-    attend,
-    causal_bias,
-    paged_attention,
-    write_kv,
-)
+from peagle.ops.attention import AttentionGroup, attend, causal_bias, paged_attention, write_kv
 from peagle.ops.cached_attention import AttentionHeads, PassRows
 from peagle.ops.draft import Tree
 from peagle.transfer import upload

@@ -30,11 +30,7 @@ class HostWorker:
     pauses = True
 
     def __init__(
-        self,
-        target: Decoder,
-        drafting: Drafting,
-        memory: RequestMemory,
-        processor: LogitsProcessor,
+        self, target: Decoder, drafting: Drafting, memory: RequestMemory, processor: LogitsProcessor
     ) -> None:
         needs, proposer = drafting.needs, drafting.proposer
         network = None

@@ -15,13 +15,7 @@ from peagle.ops.triton import skinny_product
 from peagle.ops.triton.expert_blocks import ExpertSizes, Gates, Routing, block_of
 from peagle.ops.triton.fences import fence
 from peagle.ops.triton.launch import announce, overlap, wait
-from peagle.ops.triton.skinny_product import (
-    gate_lines,
-    halves,
-    room_of,
-    stages_that_fit,
-    step_of,
-)
+from peagle.ops.triton.skinny_product import gate_lines, halves, room_of, stages_that_fit, step_of
 from peagle.ops.triton.swiglu import clamped_swiglu, gated
 from peagle.ops.triton.weights import (
     Operands,
@@ -80,12 +74,7 @@ def split_of(weight: Weight, block: int, gates: bool) -> MatrixSplit:
 
 
 def gate_up(
-    x: Tensor,
-    weight: Weight,
-    bias: Tensor | None,
-    routing: Routing,
-    gates: Gates,
-    out: Tensor,
+    x: Tensor, weight: Weight, bias: Tensor | None, routing: Routing, gates: Gates, out: Tensor
 ) -> None:
     """Fill out [pairs, inner] in the order of `routing` with every pair's gated product.
 
@@ -160,15 +149,7 @@ def _products(
 
 @triton.jit
 def _gate_up_kernel(
-    x,
-    weight,
-    bias,
-    out,
-    by_row,
-    layout,
-    E: tl.constexpr,
-    G: tl.constexpr,
-    W: tl.constexpr,
+    x, weight, bias, out, by_row, layout, E: tl.constexpr, G: tl.constexpr, W: tl.constexpr
 ):
     """silu(gate) * up of a block's pairs, or where there is a bias `clamped_swiglu`.
 
@@ -196,15 +177,7 @@ def _gate_up_kernel(
 
 @triton.jit
 def _down_kernel(
-    x,
-    weight,
-    bias,
-    out,
-    by_row,
-    layout,
-    E: tl.constexpr,
-    W: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    x, weight, bias, out, by_row, layout, E: tl.constexpr, W: tl.constexpr, OVERLAP: tl.constexpr
 ):
     """(x @ down.T) * router weight of a block's pairs. x: [places, depth]; out: [pairs, columns]"""
     announce(OVERLAP)

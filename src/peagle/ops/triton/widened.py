@@ -33,14 +33,7 @@ def widened(weight: QuantizedWeight, rows: slice, dtype: torch.dtype) -> Tensor:
 
 @triton.jit(do_not_specialize=["first"])
 def _widen(
-    weight,
-    out,
-    first,
-    count,
-    depth,
-    W: tl.constexpr,
-    LINES: tl.constexpr,
-    STEP: tl.constexpr,
+    weight, out, first, count, depth, W: tl.constexpr, LINES: tl.constexpr, STEP: tl.constexpr
 ):
     together: tl.constexpr = W.together
     row = tl.program_id(0) * LINES + tl.arange(0, LINES)

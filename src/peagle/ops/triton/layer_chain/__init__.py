@@ -236,17 +236,7 @@ def _chain(
                     SHAPE,
                 ),
             ),
-            (
-                load_all,
-                (
-                    (full, free, panels, inputs),
-                    weights,
-                    qkv_rest,
-                    sources,
-                    arrivals,
-                    SHAPE,
-                ),
-            ),
+            (load_all, ((full, free, panels, inputs), weights, qkv_rest, sources, arrivals, SHAPE)),
         ],
         [1],
         [LOADER_REGISTERS],
