@@ -56,7 +56,7 @@ def _whole(llm: LLM) -> Iterator[None]:
     """No test leaves anything behind in the engine."""
     yield
     assert not llm.engine.busy
-    llm.engine.core.blocks.check()
+    tiny.check_blocks(llm.engine.core.blocks)
     assert llm.engine.core.blocks.free_blocks == llm.engine.core.blocks.num_blocks
 
 

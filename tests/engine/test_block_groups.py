@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peagle.config import SamplingParams
-from peagle.engine.block_groups import BlockGroup, BlockGroups, HeldBlocks
+from peagle.engine.block_groups import BlockGroups, HeldBlocks
 from peagle.engine.block_pool import BlockPool, block_hash
 from peagle.engine.branching import Branching
 from peagle.engine.capacity import Capacity
@@ -26,8 +26,7 @@ DRAFTS = 3
 
 def groups_of(block_size: int, blocks: int, *windows: int) -> BlockGroups:
     """Groups of equally many blocks."""
-    groups = [BlockGroup(window, BlockPool(blocks)) for window in (None, *windows)]
-    return BlockGroups(groups, block_size)
+    return BlockGroups({window: BlockPool(blocks) for window in (None, *windows)}, block_size)
 
 
 @given(
@@ -198,7 +197,7 @@ def run(plan: Plan, longest: int) -> tuple[Book, Scheduler]:
             scheduler.abort(scheduler.running[0].id, "abort")
         scheduler.commit(book.exchange(scheduler.launch(scheduler.plan())))
         if number % 16 == 0:
-            scheduler.groups.check()
+            tiny.check_blocks(scheduler.groups)
     assert not scheduler.requests, "no progress"
     assert scheduler.groups.free_blocks == scheduler.groups.num_blocks
     return book, scheduler

@@ -53,8 +53,8 @@ def test_windows_that_no_request_outgrows_are_whole_contexts():
 def test_layers_that_all_have_windows_bound_no_context():
     spec = DecoderSpec(96, 64, 2 * (LayerSpec(replace(SMALL, window=32), MLPSpec(96)),))
     found = shape(spec, max_model_len=4096)
-    division = found.divided(found.needed(2, 128), 2)
-    assert division.num_blocks[0] == 2 * 4096 // 16
+    (whole, *_), _ = found.divided(found.needed(2, 128), 2)
+    assert whole == 2 * 4096 // 16
 
 
 @given(
@@ -70,22 +70,22 @@ def test_no_more_is_given_out_than_there_is_and_one_request_can_always_go_on(
     layers = (LayerSpec(SMALL, MLPSpec(96)), LayerSpec(replace(SMALL, window=window), MLPSpec(96)))
     found = shape(DecoderSpec(96, 64, layers), k, 512, max_model_len=longest)
     memory = blocks * (found.whole + sum(found.windows.values()))
-    division = found.divided(memory, num_seqs)
-    whole, *windows = division.num_blocks
+    blocks_of_groups, _ = found.divided(memory, num_seqs)
+    whole, *windows = blocks_of_groups
     most = num_seqs * found.blocks(longest)
-    assert all(count <= most for count in division.num_blocks)
+    assert all(count <= most for count in blocks_of_groups)
     for (size, of_block), count in zip(found.windows.items(), windows, strict=True):
         assert count >= min(found.held(size), most)
         if whole:
             assert whole * found.whole + count * of_block <= memory
     if blocks >= most:
-        assert division.num_blocks == (most,) * (1 + len(windows))
+        assert blocks_of_groups == (most,) * (1 + len(windows))
 
 
 @given(st.integers(1, 64), st.integers(17, 4096))
 def test_what_is_said_to_be_needed_is_enough(num_seqs: int, longest: int):
     layers = (LayerSpec(SMALL, MLPSpec(96)), LayerSpec(replace(SMALL, window=64), MLPSpec(96)))
     found = shape(DecoderSpec(96, 64, layers), 7, 512, max_model_len=longest)
-    whole, *windows = found.divided(found.needed(num_seqs, longest), num_seqs).num_blocks
+    (whole, *windows), _ = found.divided(found.needed(num_seqs, longest), num_seqs)
     assert whole == num_seqs * found.blocks(longest)
     assert all(count >= min(num_seqs * found.held(64), whole) for count in windows)

@@ -1,5 +1,5 @@
 from peagle.config import SamplingParams
-from peagle.engine.block_groups import BlockGroup, BlockGroups, HeldBlocks
+from peagle.engine.block_groups import BlockGroups, HeldBlocks
 from peagle.engine.block_pool import BlockPool
 from peagle.engine.holdings import Holdings
 from peagle.engine.plan import Share
@@ -13,8 +13,7 @@ def share(name: str, fresh: int = 0) -> Share:
 
 
 def holdings() -> Holdings:
-    groups = [BlockGroup(None, BlockPool(4)), BlockGroup(2, BlockPool(4))]
-    return Holdings(BlockGroups(groups, block_size=2), num_seqs=2)
+    return Holdings(BlockGroups({None: BlockPool(4), 2: BlockPool(4)}, block_size=2), num_seqs=2)
 
 
 def test_rows_are_given_out_once_and_again_after_they_are_left():

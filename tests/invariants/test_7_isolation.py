@@ -68,7 +68,7 @@ def test_aborts_and_malformed_requests(
             prompt, how = MALFORMED[malformed[step]]
             with pytest.raises(InputError):
                 engine.add("bad", prompt, how)
-        engine.blocks.check()
+        tiny.check_blocks(engine.blocks)
         if not engine.busy:
             break
         engine.step()
@@ -115,7 +115,7 @@ def whole(llm: LLM) -> Iterator[None]:
     """Afterwards nothing is left of any request."""
     yield
     assert not llm.engine.busy
-    llm.engine.core.blocks.check()
+    tiny.check_blocks(llm.engine.core.blocks)
     assert llm.engine.core.blocks.free_blocks == llm.engine.core.blocks.num_blocks
 
 

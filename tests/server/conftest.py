@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
+import tiny
 import uvicorn
 from openai import OpenAI
 
@@ -51,7 +52,7 @@ class Running:
             assert time.monotonic() < end, "a request was left behind"
             time.sleep(0.01)
         blocks = engine.core.blocks
-        blocks.check()
+        tiny.check_blocks(blocks)
         assert blocks.free_blocks == blocks.num_blocks
 
 

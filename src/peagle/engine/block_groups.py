@@ -12,7 +12,7 @@ all. A prefix is found where the blocks of whole contexts are known up to its en
 of each window that the rows after it see.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from peagle.engine.block_pool import BlockPool
@@ -21,15 +21,6 @@ WHOLE = 0
 """The group of layers that see all of a context; those with windows follow it."""
 GroupBlock = tuple[int, int]
 """(group, block)"""
-
-
-@dataclass(frozen=True)
-class BlockGroup:
-    """Layers that see equally far back, and the blocks of their keys and values."""
-
-    window: int | None
-    """Positions that a row sees, its own included; None: all up to its own."""
-    pool: BlockPool
 
 
 @dataclass
@@ -69,14 +60,19 @@ class BlockGroups:
     """The block pools of all groups."""
 
     def __init__(
-        self, groups: Sequence[BlockGroup], block_size: int, states: BlockPool | None = None
+        self,
+        pools: Mapping[int | None, BlockPool],
+        block_size: int,
+        states: BlockPool | None = None,
     ) -> None:
-        """states: slots for the states of recurrent layers behind a block, by the block's hash;
-        None where no layer is a recurrence."""
-        self._groups, self.block_size, self.states = tuple(groups), block_size, states
+        """pools: of each group by its window, the positions that a row sees, its own included; the
+        first one's is None: all up to its own. states: slots for the states of recurrent layers
+        behind a block, by the block's hash; None where no layer is a recurrence."""
+        self._windows, self.pools = tuple(pools), tuple(pools.values())
+        self.block_size, self.states = block_size, states
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self.pools)
 
     @property
     def windowed(self) -> bool:
@@ -86,7 +82,7 @@ class BlockGroups:
     @property
     def num_blocks(self) -> int:
         """The blocks of all groups."""
-        return sum(group.pool.num_blocks for group in self._groups)
+        return sum(pool.num_blocks for pool in self.pools)
 
     @property
     def free_blocks(self) -> int:
@@ -96,24 +92,23 @@ class BlockGroups:
     @property
     def usage(self) -> float:
         """Share of the blocks that requests hold, 0 to 1, in the group with the largest."""
-        pools = [group.pool for group in self._groups]
-        return max(1 - pool.free_blocks / pool.num_blocks for pool in pools)
+        return max(1 - pool.free_blocks / pool.num_blocks for pool in self.pools)
 
     def free_by_group(self) -> list[int]:
         """Blocks that could be taken now."""
-        return [group.pool.free_blocks for group in self._groups]
+        return [pool.free_blocks for pool in self.pools]
 
     def references(self, group: int, block: int) -> int:
         """How many requests hold a block."""
-        return self._groups[group].pool.references(block)
+        return self.pools[group].references(block)
 
     def knows(self, digest: bytes) -> bool:
         """Whether a block is known by a hash."""
-        return self._groups[WHOLE].pool.find(digest) is not None
+        return self.pools[WHOLE].find(digest) is not None
 
     def match(self, hashes: Sequence[bytes]) -> HeldBlocks:
         """The longest known prefix for a chain of hashes; it takes nothing."""
-        whole = self._groups[WHOLE].pool.match(hashes)
+        whole = self.pools[WHOLE].match(hashes)
         count = len(whole)
         # where a window lacks a block the prefix ends before it, and then needs other blocks of the
         # windows
@@ -127,7 +122,7 @@ class BlockGroups:
         found = HeldBlocks([whole[:count]], state=state, furthest=furthest)
         for group in range(WHOLE + 1, len(self)):
             passed = self._first_seen(group, count * self.block_size)
-            known = self._groups[group].pool.match(hashes[passed:count])
+            known = self.pools[group].match(hashes[passed:count])
             # places that no row sees have no block: their 0 is never read
             found.of_groups.append([0] * passed + known)
             found.passed.append(passed)
@@ -135,19 +130,16 @@ class BlockGroups:
 
     def share(self, prefix: HeldBlocks) -> None:
         """Take one more reference on each block of a prefix."""
-        for group in range(len(self)):
-            self._groups[group].pool.share(prefix.held(group))
+        for group, pool in enumerate(self.pools):
+            pool.share(prefix.held(group))
         if self.states is not None and prefix.state is not None:  # the last one to be reused now
             self.states.share([prefix.state])
             self.states.release([prefix.state])
 
     def grow(self, held: HeldBlocks, count: int) -> list[list[int]]:
         """Take `count` blocks of each group, whose pools must have them; returns them by group."""
-        fresh = []
-        for group, blocks in zip(self._groups, held.of_groups, strict=True):
-            taken = group.pool.take(count)
-            assert taken is not None, "a plan takes no more blocks than there are"
-            fresh.append(taken)
+        fresh = [pool.take(count) for pool in self.pools]
+        for blocks, taken in zip(held.of_groups, fresh, strict=True):
             blocks += taken
         return fresh
 
@@ -163,26 +155,26 @@ class BlockGroups:
 
     def give_back(self, held: HeldBlocks, group: int, places: range) -> None:
         """Release blocks that `passed` named."""
-        self._groups[group].pool.release(held.of_groups[group][places.start : places.stop])
+        self.pools[group].release(held.of_groups[group][places.start : places.stop])
         held.passed[group] = places.stop
 
     def release(self, held: HeldBlocks) -> None:
         """Give back all that a request holds."""
-        for group in range(len(self)):
-            self._groups[group].pool.release(held.held(group))
+        for group, pool in enumerate(self.pools):
+            pool.release(held.held(group))
 
     def remember(self, held: HeldBlocks, place: int, digest: bytes) -> None:
         """Register what a request's blocks at a place hold, in every group that still has one."""
         for group, (blocks, passed) in enumerate(zip(held.of_groups, held.passed, strict=True)):
             if place >= passed:
-                self._groups[group].pool.remember(blocks[place], digest)
+                self.pools[group].remember(blocks[place], digest)
 
     def disown(self, held: HeldBlocks) -> list[GroupBlock]:
         """Forget what a request's blocks hold. Returns those that nobody else holds."""
         return [
             (group, block)
-            for group in range(len(self))
-            for block in self._groups[group].pool.disown(held.held(group))
+            for group, pool in enumerate(self.pools)
+            for block in pool.disown(held.held(group))
         ]
 
     def keep_state(self, digest: bytes) -> int | None:
@@ -190,9 +182,7 @@ class BlockGroups:
         states = self.states
         if states is None or not states.num_blocks or states.find(digest) is not None:
             return None
-        taken = states.take(1)
-        assert taken is not None, "nobody holds a slot for longer than this"
-        [slot] = taken
+        [slot] = states.take(1)
         states.remember(slot, digest)
         # nobody holds a state: it stays until the oldest one gives its slot to another
         states.release([slot])
@@ -203,20 +193,13 @@ class BlockGroups:
         if self.states is not None:
             self.states.disown(range(self.states.num_blocks))
 
-    def check(self) -> None:
-        """Assert that no pool has lost a block, or a slot for a state."""
-        for group in self._groups:
-            group.pool.check()
-        if self.states is not None:
-            self.states.check()
-
     def _gap(self, hashes: Sequence[bytes], count: int) -> int | None:
         """The last of the first `count` blocks that the next row sees and a window does not know.
 
         None: there is no such block.
         """
         for group in range(WHOLE + 1, len(self)):
-            find = self._groups[group].pool.find
+            find = self.pools[group].find
             for place in reversed(range(self._first_seen(group, count * self.block_size), count)):
                 if find(hashes[place]) is None:
                     return place
@@ -224,5 +207,5 @@ class BlockGroups:
 
     def _first_seen(self, group: int, position: int) -> int:
         """The place of the first block that a row at a position sees."""
-        window = self._groups[group].window
+        window = self._windows[group]
         return 0 if window is None else max(position - window + 1, 0) // self.block_size

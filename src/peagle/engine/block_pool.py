@@ -31,13 +31,12 @@ class BlockPool:
         """Blocks that could be taken now."""
         return len(self._free)
 
-    def take(self, count: int) -> list[int] | None:
-        """`count` blocks with one reference each, or None when fewer are free.
+    def take(self, count: int) -> list[int]:
+        """`count` blocks with one reference each; as many must be free.
 
         They are sorted, since contiguous blocks are read without gathering.
         """
-        if count > len(self._free):
-            return None
+        assert count <= len(self._free), "a plan takes no more blocks than there are"
         blocks = sorted(self._free.popitem(last=False)[0] for _ in range(count))
         for block in blocks:
             self._references[block] = 1
@@ -92,12 +91,6 @@ class BlockPool:
             if self._references[block] == 0:
                 del self._free[block]
             self._references[block] += 1
-
-    def check(self) -> None:
-        """Assert that every block is either free or referenced, and that hashes agree."""
-        for block, references in enumerate(self._references):
-            assert (references == 0) == (block in self._free), f"block {block} is lost"
-        assert {block: name for name, block in self._block_of.items()} == self._hash_of
 
     def _forget(self, block: int) -> None:
         digest = self._hash_of.pop(block, None)

@@ -1,7 +1,7 @@
 """The groups of a KV cache, and how memory is divided among them."""
 
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -17,16 +17,6 @@ FLIGHTS = 2
 """Steps whose rows may lie between a window and what comes next: one in flight, one launched."""
 PROMPTS_SHARE = 4
 """At most a part in this many of the memory goes to prompts' rows in windows."""
-
-
-@dataclass(frozen=True)
-class MemoryDivision:
-    """Blocks of each group of layers, and what follows for prompts."""
-
-    num_blocks: tuple[int, ...]
-    """Blocks of whole contexts, then of each window."""
-    prompt_tokens: int | None = None
-    """Most rows of prompts in a step for which windows have room; None: they do not bound them."""
 
 
 class CacheShape:
@@ -89,13 +79,17 @@ class CacheShape:
         )
         return num_seqs * each * self.whole + sum(windows)
 
-    def divided(self, memory: int, num_seqs: int) -> MemoryDivision:
-        """Memory for so many requests; for fewer where it does not hold the windows of all."""
+    def divided(self, memory: int, num_seqs: int) -> tuple[tuple[int, ...], int | None]:
+        """Blocks of whole contexts, then of each window, and most rows of prompts in a step for
+        which windows have room; None: they do not bound them.
+
+        memory: for so many requests; for fewer where it does not hold the windows of all.
+        """
         most = num_seqs * self.blocks(self.longest)
         if not self.windows:
-            return MemoryDivision((min(memory // self.whole, most),))
+            return (min(memory // self.whole, most),), None
         if most * (self.whole + sum(self.windows.values())) <= memory:
-            return MemoryDivision((most,) * (1 + len(self.windows)))
+            return (most,) * (1 + len(self.windows)), None
         room = memory // PROMPTS_SHARE // sum(self.windows.values())
         room = max(min(self._chunks, room), FLIGHTS)
         for seqs in range(num_seqs, 0, -1):
@@ -105,13 +99,10 @@ class CacheShape:
             if left >= self.whole * self._least_blocks(seqs):
                 break
         whole = min(left // self.whole, most) if self.whole else most
-        return MemoryDivision((max(whole, 0), *windows), room // FLIGHTS * self._block_size)
+        return (max(whole, 0), *windows), room // FLIGHTS * self._block_size
 
     def _bytes_of(self, windows: Sequence[int]) -> int:
-        return sum(
-            count * bytes_of_block
-            for count, bytes_of_block in zip(windows, self.windows.values(), strict=True)
-        )
+        return sum(map(operator.mul, windows, self.windows.values()))
 
     def _least_blocks(self, num_seqs: int) -> int:
         """Blocks of whole contexts that so many requests should find, and the longest must."""

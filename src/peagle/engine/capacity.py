@@ -9,9 +9,9 @@ import torch
 from peagle.config import EngineConfig
 from peagle.device import batched_tokens, kv_cache_memory, prompt_tokens
 from peagle.drafters.proposer import Needs
-from peagle.engine.block_groups import BlockGroup, BlockGroups
+from peagle.engine.block_groups import BlockGroups
 from peagle.engine.block_pool import BlockPool
-from peagle.engine.cache_shape import SEQ_TOKENS, CacheShape, MemoryDivision
+from peagle.engine.cache_shape import SEQ_TOKENS, CacheShape
 from peagle.engine.fixed_memory import fixed_bytes
 from peagle.engine.kv_cache import kv_dtype
 from peagle.engine.step import MOST_UNSEEN
@@ -65,10 +65,10 @@ class Capacity:
 
     def groups(self) -> BlockGroups:
         """The pools of its blocks, all free."""
-        sizes = [(None, self.num_blocks), *self.windows.items()]
-        groups = [BlockGroup(window, BlockPool(count)) for window, count in sizes]
+        pools: dict[int | None, BlockPool] = {None: BlockPool(self.num_blocks)}
+        pools |= {window: BlockPool(count) for window, count in self.windows.items()}
         states = None if self.states is None else BlockPool(self.states)
-        return BlockGroups(groups, self.block_size, states)
+        return BlockGroups(pools, self.block_size, states)
 
 
 def capacity_of(target: Decoder, needs: Needs, k: int, config: EngineConfig) -> Capacity:
@@ -89,17 +89,16 @@ def capacity_of(target: Decoder, needs: Needs, k: int, config: EngineConfig) -> 
         room = max(left - shape.needed(1, shape.longest), 0)
         states = min(room // STATES_SHARE // fixed, STATES_PER_SEQ * num_seqs)
         left -= states * fixed
-    division = shape.divided(left, num_seqs)
-    whole, *windows = division.num_blocks
+    (whole, *windows), most_prompts = shape.divided(left, num_seqs)
     prompts = prompt_tokens(config, device)
     return Capacity(
         num_seqs=num_seqs,
         num_blocks=whole,
         windows=dict(zip(shape.windows, windows, strict=True)),
         block_size=config.block_size,
-        max_length=_max_length(target, config, division, left),
+        max_length=_max_length(target, config, whole, left),
         batched_tokens=rows,
-        prompt_tokens=min(prompts, division.prompt_tokens or prompts),
+        prompt_tokens=min(prompts, most_prompts or prompts),
         states=states,
         kv_dtype=kv_dtype(config.kv_cache_dtype, target.embed.weight.dtype),
     )
@@ -148,13 +147,9 @@ def _missed(target: Decoder, needs: Needs) -> int:
     return MOST_UNSEEN * hidden * target.embed.weight.dtype.itemsize
 
 
-def _max_length(
-    target: Decoder, config: EngineConfig, division: MemoryDivision, memory: int
-) -> int:
-    num_blocks = division.num_blocks[0]
+def _max_length(target: Decoder, config: EngineConfig, num_blocks: int, memory: int) -> int:
     held = num_blocks * config.block_size
-    limit = target.max_length
-    wanted = config.max_model_len or min(limit, max(held, SMALLEST_CONTEXT))
+    wanted = config.max_model_len or min(target.max_length, max(held, SMALLEST_CONTEXT))
     check_length(target.spec, wanted)
     if wanted > held:
         needed = -(-wanted // config.block_size) * (memory / max(num_blocks, 1))
