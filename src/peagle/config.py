@@ -95,16 +95,20 @@ class SamplingParams(Config):
     """
 
     temperature: Temperature = 0.0
-    """0 is greedy; top_k, top_p and min_p then have no effect."""
+    """0 is greedy. top_k, top_p and min_p then have no effect."""
     top_k: TopK = 0
-    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    """Sample from the k likeliest; 0 is all. So is -1."""
     top_p: TopP = 1.0
+    """Sample from this share of probability; 1 is all."""
     min_p: MinP = 0.0
-    """Drop tokens less likely than min_p times the most likely one."""
+    """Drop below this share of the likeliest; 0 drops none."""
     repetition_penalty: RepetitionPenalty = 1.0
-    """Divides the positive (multiplies the negative) logits of every token in prompt and output."""
+    """1 is no penalty. Divides the positive (multiplies the negative) logits of every token in
+    prompt and output."""
     presence_penalty: Penalty = 0.0
+    """0 is no penalty."""
     frequency_penalty: Penalty = 0.0
+    """0 is no penalty."""
     logit_bias: dict[int, Bias] = {}
     """Token id -> value added to its logit."""
     allowed_token_ids: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
@@ -112,7 +116,7 @@ class SamplingParams(Config):
     bad_words: tuple[str, ...] = ()
     """Texts whose last token is ruled out where the tokens before it are there."""
     seed: int | None = None
-    """Same seed, same tokens, whatever the batch, with or without speculation."""
+    """Same seed, same tokens. That holds in any batch, with or without speculation."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end the output; a special token's text stands for that token."""
     stop_token_ids: tuple[int, ...] = ()
@@ -121,13 +125,14 @@ class SamplingParams(Config):
     skip_special_tokens: bool = True
     """Whether the text leaves special tokens out."""
     ignore_eos: bool = False
+    """Write on past the end of text."""
     prompt_logprobs: TopLogprobs | None = None
     """Log-probabilities of each token of the prompt but the first, and of this many likely ones; no
     key of the prompt then comes from the prefix cache."""
     max_tokens: NonNegativeInt = 128
-    """0 generates nothing, where `prompt_logprobs` are all that is wanted."""
+    """Most output tokens. 0 generates nothing, where `prompt_logprobs` are all that is wanted."""
     min_tokens: NonNegativeInt = 0
-    """Neither an end-of-text nor a stop token before this many output tokens."""
+    """Fewest output tokens. Neither an end of text nor a stop token comes before."""
     logprobs: TopLogprobs | None = None
     """Log-probabilities of the chosen token and of this many of the most likely ones."""
     structured_outputs: StructuredOutputs | None = None
@@ -196,9 +201,11 @@ class ChatConfig(Config):
     default_chat_template_kwargs: dict[str, Any] = {}
     """Variables of the template, which a request may override."""
     tool_call_parser: str | None = None
-    """How the target writes calls; unset, its tokenizer and template tell."""
+    """vLLM's name of how calls are written. Unset, tokenizer and template tell.
+    Default: as found"""
     reasoning_parser: str | None = None
-    """How the target writes thoughts; unset, its tokenizer and template tell."""
+    """vLLM's name of how thoughts are written. Unset, tokenizer and template tell.
+    Default: as found"""
 
 
 KVCacheDType = Literal["auto", "bfloat16", "fp8", "fp8_e4m3"]
@@ -208,44 +215,47 @@ class EngineConfig(Config):
     """The engine's sizes. Memory is allocated once, at the start."""
 
     dtype: DType = "auto"
-    """auto: bfloat16 on a GPU, float32 on a CPU (where only float32 is exactly reproducible)."""
+    """auto is float32 on a CPU, bfloat16 on a GPU. float32 on a CPU is exactly reproducible."""
     device: str = "auto"
-    """auto: cuda where there is one, else cpu."""
+    """auto, cpu, cuda or cuda:N. auto is cuda where there is one, else cpu."""
     max_model_len: PositiveInt | None = None
-    """Longest prompt + output in tokens; unset is the target's own limit."""
+    """Most tokens of prompt and output together. Default: the target's, or what the KV cache
+    holds"""
     block_size: PositiveInt = 16
     """Tokens per block of the KV cache."""
     kv_cache_dtype: KVCacheDType = "auto"
-    """fp8, or fp8_e4m3: keys and values are rounded to e4m3, so that memory holds twice as many as
-    in 16 bits; auto and bfloat16: they keep the model's type, whatever its files ask for."""
+    """fp8: keys and values take half of 16 bits' memory; auto: the model's type. fp8, or fp8_e4m3,
+    rounds them to e4m3; auto and bfloat16 keep the model's type, whatever its files ask for."""
     kv_cache_memory: PositiveInt | None = None
-    """Bytes for the KV cache of target and drafter together; unset is 1 GiB on a CPU, and on a GPU
-    what `gpu_memory_utilization` leaves after the weights."""
+    """Bytes for the KV cache. It is that of target and drafter together. A GPU leaves what
+    `gpu_memory_utilization` holds besides the weights. Default: 1 GiB, or what the GPU leaves"""
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
-    """Share of the GPU's memory that may be in use, other processes' included."""
+    """Share of the GPU's memory that may be used. What other processes use is part of it."""
     max_num_seqs: PositiveInt | None = None
-    """Most requests that run at once; unset is 64 on a CPU, and on a GPU 64 to 512, as many as the
-    KV cache holds 512 tokens of each."""
+    """Most requests that run at once. On a GPU it is as many as the KV cache holds 512 tokens of
+    each. Default: 64; on a GPU 64 to 512, by its memory"""
     max_num_batched_tokens: PositiveInt | None = None
-    """Most target rows in one pass; longer prompts are prefilled in chunks. A captured cycle is a
-    pass of its own, with as many rows as its requests need. Unset is 8,192 on a GPU and 2,048 on a
-    CPU, of which prompts may take 1,024; prompts may take all of a number that is given."""
+    """Most target rows in one pass. Longer prompts are prefilled in chunks, which may take all of a
+    number that is given. A captured cycle is a pass of its own, with as many rows as its requests
+    need. Default: 2048, half of it for prompts; on a GPU 8192"""
     enable_prefix_caching: bool = True
+    """Reuse the KV of shared prompt prefixes."""
     quantize_activations: bool = True
-    """Whether dense products of more than 128 rows round their inputs to FP8 on a Hopper GPU, for a
-    target in FP8 whose files ask for it. False keeps inputs in 16 bits, as fewer rows' are."""
+    """FP8 on a Hopper GPU: dense products of 129 rows on round inputs too. That is for a target
+    in FP8 whose files ask for it; False keeps inputs in 16 bits, as fewer rows' are."""
     batch_invariant: bool = False
-    """On a GPU: a request's text depends, to the last bit, neither on drafts nor on what else is in
-    flight. Slower, and K is at most 15; without it a near-tie may be decided either way in 16
+    """On a GPU: the same text to the last bit, whatever else runs; slower. Drafts change nothing
+    then, either, and K is at most 15; without it a near-tie may be decided either way in 16
     bits."""
     draft_length: DraftLengthMode = "auto"
-    """auto: a cycle drafts the number of tokens, from none up to K, that gives the most tokens per
-    second at the current load; fixed: always K."""
+    """auto: as many drafts, from none up to K, as are fastest; fixed: K. Which number is fastest
+    depends on the load."""
     seed: int | None = None
-    """Seeds requests without a seed of their own. Unset is 0, and for a server what the operating
-    system draws, so that two of them draw different tokens."""
+    """Seed of requests without one. A server has one drawn by the operating system, so that two of
+    them draw different tokens. Default: 0; a server draws one"""
     lora: str | None = None
-    """Directory or hub id of a LoRA adapter in PEFT's layout, merged into the target's weights."""
+    """LoRA adapter to merge into the target: directory or hub id. Its layout is PEFT's. Default:
+    none"""
     step_timeout: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
-    """Seconds after which a step counts as stuck, and a server ends; 0: never. Unset is 180 on a
-    GPU and 600 on a CPU."""
+    """Seconds of a step after which the server ends; 0: never. The step counts as stuck. Default:
+    600; GPU: 180"""

@@ -15,7 +15,7 @@ PositiveInt = Annotated[int, Field(gt=0)]
 class Config(BaseModel):
     """A frozen value whose unknown keys and impossible values raise `InputError`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     def __init__(self, **values: Any) -> None:
         try:

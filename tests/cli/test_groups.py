@@ -12,9 +12,14 @@ from peagle.errors import InputError
 
 class Sizes(Config):
     rows: PositiveInt | None = None
+    """How many. Each is
+    a line. Default: all"""
     width: PositiveInt = 3
+    """How wide."""
     cached: bool = True
+    """Kept."""
     quick: bool = False
+    """Fast."""
 
 
 class Named(Flags):
@@ -27,9 +32,6 @@ class Named(Flags):
     """One or several."""
 
 
-HELPS = {"rows": ("How many.", "all"), "width": "How wide.", "cached": "Kept.", "quick": "Fast."}
-
-
 def run(*arguments: str) -> list[Any]:
     """What a command with two groups gets."""
     seen: list[Any] = []
@@ -37,7 +39,7 @@ def run(*arguments: str) -> list[Any]:
     def command(
         *,
         named: Named,
-        sizes: Annotated[dict[str, Any], fields(Sizes, HELPS, width=5)],
+        sizes: Annotated[dict[str, Any], fields(Sizes, "rows width cached quick", width=5)],
         word: str = "-",
     ) -> None:
         seen.extend([named, sizes, word])

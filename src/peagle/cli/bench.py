@@ -10,7 +10,7 @@ from peagle.cli.compared import Compared
 from peagle.cli.groups import Flags, Several, fields, flag_name, from_flags
 from peagle.cli.loading import as_chats
 from peagle.cli.measurement import Benchmark, measure_cases
-from peagle.cli.options import SAMPLING, Hardware, Target, Threads, use_threads
+from peagle.cli.options import Hardware, Target, Threads, use_threads
 from peagle.cli.reporting import Reporting
 from peagle.cli.servers import Servers
 from peagle.cli.synthetic import Synthetic
@@ -30,9 +30,7 @@ Examples:
   peagle bench --url http://localhost:8000 --url vllm=http://localhost:8001
   peagle bench --shape qwen3-8b --random-weights --synthetic-acceptance 3.94 --k 7"""
 BUNDLED = ("bundled",)
-SAMPLED = {name: SAMPLING[name] for name in ("max_tokens", "top_k", "top_p", "min_p", "seed")} | {
-    "ignore_eos": "Write on past the end of text, unless a prompt says where its answer ends."
-}
+Sampling = Annotated[dict[str, Any], fields(SamplingParams, "max_tokens top_k top_p min_p seed")]
 
 
 class Questions(Flags):
@@ -50,6 +48,8 @@ class Questions(Flags):
     """fixed, auto (as serve: as many, up to K, as are fastest) or one after another: fixed,auto."""
     temperature: Several[Temperature] = (0,)
     """0 is greedy; one or several: 0,0.7."""
+    ignore_eos: bool = True
+    """Write on past the end of text, unless a prompt says where its answer ends."""
     rounds: PositiveInt = 6
     """Runs of each case, in turns; of fewer than six a median has no interval."""
 
@@ -84,7 +84,7 @@ def bench(
     target: Target,
     compared: Compared,
     work: Questions,
-    sampling: Annotated[dict[str, Any], fields(SamplingParams, SAMPLED, ignore_eos=True)],
+    sampling: Sampling,
     servers: Servers,
     reporting: Reporting,
     synthetic: Synthetic,
@@ -99,7 +99,8 @@ def bench(
     report = reporting.open()
     use_threads(threads)
     with from_flags():
-        params, engine = SamplingParams(**sampling), EngineConfig(**hardware)
+        params = SamplingParams(**sampling, ignore_eos=work.ignore_eos)
+        engine = EngineConfig(**hardware)
     if synthetic.shape is not None:
         if (
             target

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from peagle.cli.groups import Flags, fields, from_flags
 from peagle.cli.loading import as_chats, choose_speculation, load_llm
-from peagle.cli.options import SAMPLING, Hardware, NamedDrafter, Target, Threads, use_threads
+from peagle.cli.options import Hardware, NamedDrafter, Target, Threads, use_threads
 from peagle.config import EngineConfig, SamplingParams
 from peagle.configuration import parse_json_option
 from peagle.errors import InputError
@@ -32,7 +32,11 @@ Examples:
 STDIN = "-"
 HEADING = 60
 """Most characters of a prompt above its text, where there are several."""
-Sampling = Annotated[dict[str, Any], fields(SamplingParams, SAMPLING)]
+SAMPLED = (
+    "max_tokens min_tokens temperature top_k top_p min_p repetition_penalty presence_penalty "
+    "frequency_penalty seed ignore_eos"
+)
+Sampling = Annotated[dict[str, Any], fields(SamplingParams, SAMPLED)]
 
 
 class Asked(Flags):
@@ -52,6 +56,8 @@ class Asked(Flags):
     """Token id -> value added to its logit: {"42": -5}."""
     as_json: bool = Field(False, alias="json")
     """One JSON object per prompt: tokens and accepted counts."""
+    logprobs: int | None = None
+    """With --json: top log-probabilities per token."""
 
 
 def generate(
@@ -71,6 +77,7 @@ def generate(
     with from_flags(stop_token_ids="--stop-token-id"):
         params = SamplingParams(
             **sampling,
+            logprobs=asked.logprobs,
             stop=tuple(asked.stop),
             stop_token_ids=tuple(asked.stop_token_id),
             logit_bias=parse_json_option("--logit-bias", asked.logit_bias, '{"42": -100}'),

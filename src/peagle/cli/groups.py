@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
-from pydantic import ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from peagle.configuration import Config
 from peagle.errors import ConfigError, InputError
@@ -17,16 +17,12 @@ from peagle.errors import ConfigError, InputError
 Result = TypeVar("Result")
 Part = TypeVar("Part")
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-Help = str | tuple[str, str]
-"""What an option does, and perhaps what is shown as its default."""
 SHOWN = " Default: "
-"""In a help: what follows is shown as the default."""
+"""In a field's doc: what follows is shown as the option's default."""
 
 
 class Flags(Config):
     """Options of a command as a configuration: each field is one, and its doc the option's help."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 def _distinct(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
@@ -51,18 +47,13 @@ def group(make: Callable[..., Any]) -> Group:
     return Group(make, tuple(signature(make).parameters.values()))
 
 
-def fields(config: type[Config], helps: Mapping[str, Help], **defaults: Any) -> Group:
-    """The group of the fields that `helps` explains: a dict of those with a value.
+def fields(config: type[Config], names: str, **defaults: Any) -> Group:
+    """The group of some fields of a configuration: a dict of those with a value.
 
-    Types and limits are the configuration's, and its defaults but for a command's own.
+    names: with spaces between them. Types and limits are the configuration's, and its defaults but
+    for a command's own; the first sentence of a field's doc is the option's help.
     """
-    return Group(_given, _options(config, helps, defaults))
-
-
-def _options(
-    config: type[Config], helps: Mapping[str, Help], defaults: Mapping[str, Any]
-) -> tuple[Parameter, ...]:
-    return tuple(_field(config, *each, defaults) for each in helps.items())
+    return Group(_given, tuple(_option(config, name, defaults) for name in names.split()))
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -70,18 +61,19 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _field(config: type[Config], name: str, told: Help, defaults: Mapping[str, Any]) -> Parameter:
+def _option(config: type[Config], name: str, defaults: Mapping[str, Any]) -> Parameter:
     field = config.model_fields[name]
     default = defaults.get(name, Parameter.empty if field.is_required() else field.default)
     if isinstance(default, tuple):
         default = ",".join(map(str, default))
     if default in ("", "{}", "[]", []):  # nothing that is worth showing
         default = None
-    text, shown = (told, True) if isinstance(told, str) else told
+    told, _, shown = " ".join(str(field.description).split()).partition(SHOWN)
+    first = told.partition(". ")[0].removesuffix(".") + "."
     name = field.alias or name
     flag = flag_name(name)
     names = f"{flag}/--no-{flag[2:]}" if default is True else flag
-    option = typer.Option(names, help=text, show_default=shown)
+    option = typer.Option(names, help=first, show_default=shown or True)
     return _keyword(name, Annotated[_without_limits(field.annotation), option], default)
 
 
@@ -147,7 +139,10 @@ def _groups(command: Callable[..., Any]) -> Iterator[tuple[str, Group]]:
     for name, parameter in signature(command).parameters.items():
         kind = parameter.annotation
         if isinstance(kind, type) and issubclass(kind, Flags):
-            yield name, Group(partial(_made, kind), _options(kind, _told(kind), {}))
+            yield (
+                name,
+                replace(fields(kind, " ".join(kind.model_fields)), make=partial(_made, kind)),
+            )
         for metadata in get_args(kind)[1:]:
             if isinstance(metadata, Group):
                 yield name, metadata
@@ -155,10 +150,3 @@ def _groups(command: Callable[..., Any]) -> Iterator[tuple[str, Group]]:
 
 def _made(kind: type[Flags], **values: Any) -> Flags:
     return kind(**_given(**values))
-
-
-def _told(kind: type[Flags]) -> dict[str, Help]:
-    """What the docs of fields say, and perhaps what is shown as their default."""
-    docs = {name: str(field.description) for name, field in kind.model_fields.items()}
-    parted = {name: " ".join(doc.split()).partition(SHOWN) for name, doc in docs.items()}
-    return {name: (text, shown) if shown else text for name, (text, _, shown) in parted.items()}

@@ -6,52 +6,11 @@ from typing import Annotated, Any, Self
 import typer
 from pydantic import model_validator
 
-from peagle.cli.groups import Flags, Help, fields, group
+from peagle.cli.groups import Flags, fields, group
 from peagle.config import EngineConfig
 from peagle.configuration import PositiveInt
 from peagle.errors import InputError
 
-SAMPLING: dict[str, Help] = {
-    "max_tokens": "Most output tokens.",
-    "min_tokens": "Fewest output tokens.",
-    "temperature": "0 is greedy.",
-    "top_k": "Sample from the k likeliest; 0 is all.",
-    "top_p": "Sample from this share of probability; 1 is all.",
-    "min_p": "Drop below this share of the likeliest; 0 drops none.",
-    "repetition_penalty": "1 is no penalty.",
-    "presence_penalty": "0 is no penalty.",
-    "frequency_penalty": "0 is no penalty.",
-    "seed": "Same seed, same tokens.",
-    "ignore_eos": "Write on past the end of text.",
-    "logprobs": "With --json: top log-probabilities per token.",
-}
-"""What fields of `SamplingParams` do, as their flags say it."""
-SIZES: dict[str, Help] = {
-    "max_model_len": (
-        "Most tokens of prompt and output together.",
-        "the target's, or what the KV cache holds",
-    ),
-    "max_num_seqs": ("Most requests that run at once.", "64; on a GPU 64 to 512, by its memory"),
-    "max_num_batched_tokens": (
-        "Most target rows in one pass.",
-        "2048, half of it for prompts; on a GPU 8192",
-    ),
-    "gpu_memory_utilization": "Share of the GPU's memory that may be used.",
-    "kv_cache_memory": ("Bytes for the KV cache.", "1 GiB, or what the GPU leaves"),
-    "enable_prefix_caching": "Reuse the KV of shared prompt prefixes.",
-    "draft_length": "auto: as many drafts, from none up to K, as are fastest; fixed: K.",
-    "seed": ("Seed of requests without one.", "0; a server draws one"),
-}
-"""The same of `EngineConfig`."""
-HARDWARE: dict[str, Help] = {
-    "dtype": "auto is float32 on a CPU, bfloat16 on a GPU.",
-    "lora": ("LoRA adapter to merge into the target: directory or hub id.", "none"),
-    "device": "auto, cpu, cuda or cuda:N.",
-    "kv_cache_dtype": "fp8: keys and values take half of 16 bits' memory; auto: the model's type.",
-    "batch_invariant": "On a GPU: the same text to the last bit, whatever else runs; slower.",
-    "quantize_activations": "FP8 on a Hopper GPU: dense products of 129 rows on round inputs too.",
-}
-"""And of those of its fields that every command has."""
 BOTH_FORMS = "give either --speculative-config or --drafter and --k"
 
 TargetArgument = Annotated[
@@ -62,7 +21,10 @@ TargetFlag = Annotated[str | None, typer.Option("--target", help="The target, as
 SpeculativeJSON = Annotated[
     str | None, typer.Option(help="vLLM's JSON, in place of --drafter and --k.")
 ]
-Hardware = Annotated[dict[str, Any], fields(EngineConfig, HARDWARE)]
+Hardware = Annotated[
+    dict[str, Any],
+    fields(EngineConfig, "dtype lora device kv_cache_dtype batch_invariant quantize_activations"),
+]
 Threads = Annotated[
     int | None,
     typer.Option(min=1, help="CPU threads.", show_default="OMP_NUM_THREADS, or 7 of every 8 cores"),

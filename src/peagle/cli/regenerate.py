@@ -18,15 +18,7 @@ from rich.console import Console
 from peagle.cli.groups import Flags, fields, from_flags
 from peagle.cli.interrupts import at_once
 from peagle.cli.loading import choose_speculation, open_async_llm
-from peagle.cli.options import (
-    SAMPLING,
-    SIZES,
-    Hardware,
-    NamedDrafter,
-    TargetFlag,
-    Threads,
-    use_threads,
-)
+from peagle.cli.options import Hardware, NamedDrafter, TargetFlag, Threads, use_threads
 from peagle.cli.progress import progress_bar
 from peagle.config import ChatConfig, EngineConfig, SamplingParams
 from peagle.configuration import PositiveInt, parse_json_option
@@ -50,9 +42,9 @@ KEY = "OPENAI_API_KEY"
 ENDPOINT_CONCURRENCY = 32
 SURVEYED, CUT_SHARE = 256, 0.05
 """Conversations after which cut answers are told, and from which share of them on."""
-SAMPLED = {name: SAMPLING[name] for name in ("max_tokens", "temperature", "seed")}
-Sampling = Annotated[dict[str, Any], fields(SamplingParams, SAMPLED, max_tokens=2048, seed=0)]
-Length = Annotated[dict[str, Any], fields(EngineConfig, {"max_model_len": SIZES["max_model_len"]})]
+SAMPLED = fields(SamplingParams, "max_tokens temperature seed", max_tokens=2048, seed=0)
+Sampling = Annotated[dict[str, Any], SAMPLED]
+Length = Annotated[dict[str, Any], fields(EngineConfig, "max_model_len")]
 
 
 class Answering(Flags):

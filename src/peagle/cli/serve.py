@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from peagle.cli.groups import Flags, Help, fields, from_flags
+from peagle.cli.groups import Flags, fields, from_flags
 from peagle.cli.loading import choose_speculation, named_pair, open_async_llm
-from peagle.cli.options import SIZES, Hardware, NamedDrafter, Target, Threads, use_threads
+from peagle.cli.options import Hardware, NamedDrafter, Target, Threads, use_threads
 from peagle.cli.vllm_command import Command, read_command
 from peagle.config import ChatConfig, EngineConfig
 from peagle.configuration import parse_json_option
@@ -33,32 +33,17 @@ Examples:
   peagle serve ./target --drafter ./drafter --k 5
   peagle serve ./target --host 0.0.0.0 --api-key "$KEY" --max-num-seqs 16"""
 BUNDLED_NAME = "peagle-demo"
-SERVER: dict[str, Help] = {
-    "max_queue": ("Most requests that wait; further ones get 429.", "no limit"),
-    "drain_seconds": "Seconds to finish requests after SIGTERM.",
-    "scheduling_policy": "priority: a request's priority says who is next; else who came first.",
-    "root_path": ("Path under which a proxy shows the server.", "none"),
-    "stream_interval": "Tokens for which a stream waits between events.",
-    "generation_config": "vllm: no sampling parameters from the target's generation_config.json.",
-    "log_format": "Form of log lines.",
-    "audit": "Share of the answers that are checked, token by token, in idle time.",
-    "audit_action": "drain: end with exit code 1 after a finding.",
-    "audit_dump": ("Directory for the tokens of what is found.", "none"),
-    "otlp_traces_endpoint": ("URL to which OpenTelemetry's spans go, by HTTP.", "none"),
-}
-"""What fields of `ServerSettings` do."""
-READERS: dict[str, Help] = {
-    "tool_call_parser": ("vLLM's name of how calls are written.", "as found"),
-    "reasoning_parser": ("vLLM's name of how thoughts are written.", "as found"),
-}
-"""The same of `ChatConfig`."""
-WATCHED: dict[str, Help] = {
-    "step_timeout": ("Seconds of a step after which the server ends; 0: never.", "600; GPU: 180"),
-}
-"""The same of `EngineConfig`, besides its sizes."""
-Sizes = Annotated[dict[str, Any], fields(EngineConfig, SIZES | WATCHED)]
-Server = Annotated[dict[str, Any], fields(ServerSettings, SERVER)]
-Readers = Annotated[dict[str, Any], fields(ChatConfig, READERS)]
+SIZES = (
+    "max_model_len max_num_seqs max_num_batched_tokens gpu_memory_utilization kv_cache_memory "
+    "enable_prefix_caching draft_length seed step_timeout"
+)
+SETTINGS = (
+    "max_queue drain_seconds scheduling_policy root_path stream_interval generation_config "
+    "log_format audit audit_action audit_dump otlp_traces_endpoint"
+)
+Sizes = Annotated[dict[str, Any], fields(EngineConfig, SIZES)]
+Server = Annotated[dict[str, Any], fields(ServerSettings, SETTINGS)]
+Readers = Annotated[dict[str, Any], fields(ChatConfig, "tool_call_parser reasoning_parser")]
 SEED_BITS = 62
 """Bits of a seed that is drawn, which leaves room for as many requests."""
 KEY = "PEAGLE_API_KEY"
@@ -99,7 +84,7 @@ class Listening(Flags):
     served_model_name: list[str] = []
     """Model names in the API. Default: the target as given"""
     api_key: list[str] = []
-    """Keys that open the API, any of them. Or set PEAGLE_API_KEY."""
+    """Keys that open the API, any of them; or set PEAGLE_API_KEY."""
     allowed_origins: str = "[]"
     """JSON list of web origins that may call the API. Default: its own"""
     revision: str | None = None

@@ -49,28 +49,30 @@ class ServerSettings(Config):
     allowed_origins: tuple[Annotated[str, Field(pattern=ORIGIN)], ...] = ()
     """Origins of web pages elsewhere that may call the API (CORS); "*" is any."""
     max_queue: NonNegativeInt | None = None
-    """Sequences that may wait besides those that run; further requests get 429. Unset is no limit,
-    as in vLLM."""
+    """Most requests that wait; further ones get 429. Each sequence of a request counts; unset is no
+    limit, as in vLLM. Default: no limit"""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    """Whether requests may say who is next; else who came first."""
+    """priority: a request's priority says who is next; else who came first."""
     drain_seconds: Annotated[float, Field(ge=0.0)] = 30.0
-    """Seconds that requests may go on after SIGTERM."""
+    """Seconds to finish requests after SIGTERM."""
     timeout_keep_alive: PositiveInt = 180
     """Seconds that a connection without a request stays open: longer than most proxies keep theirs,
     60 to 120 seconds. One that sends a request while the server closes cannot repeat it."""
     log_format: LogFormat = "text"
+    """Form of log lines."""
     root_path: Annotated[str, Field(pattern=PLACE)] = ""
-    """The path under which a proxy shows the server, as in /llm; the proxy may leave it on."""
+    """Path under which a proxy shows the server. In /llm/v1 it is /llm; the proxy may leave it on.
+    Default: none"""
     stream_interval: PositiveInt = 1
-    """A stream's events hold so many tokens, but for its first, which is sent at once."""
+    """Tokens for which a stream waits between events. Its first one is sent at once."""
     generation_config: Literal["auto", "vllm"] = "auto"
-    """Whether the sampling parameters of the target's generation_config.json are the defaults."""
+    """vllm: no sampling parameters from the target's generation_config.json."""
     audit: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Share of the answers whose tokens are checked in idle time by a prefill of their own."""
+    """Share of the answers that are checked, token by token, in idle time."""
     audit_action: Literal["log", "drain"] = "log"
-    """drain: after a finding the server ends as by SIGTERM, with exit code 1."""
+    """drain: end with exit code 1 after a finding. It ends as by SIGTERM."""
     audit_dump: str | None = None
-    """Directory for the cases of findings, which hold the texts' tokens; unset: none are kept."""
+    """Directory for the tokens of what is found. Default: none"""
     otlp_traces_endpoint: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
-    """Where OpenTelemetry's spans of answers are posted to, by HTTP; unset: none are made."""
+    """URL to which OpenTelemetry's spans go, by HTTP. Default: none"""
     limits: Limits = Limits()
