@@ -2,50 +2,24 @@
 config and tensors hold what they have in common.
 """
 
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 from peagle.errors import InputError
-from peagle.models.families import (
-    gemma3_text,
-    gemma4_text,
-    gpt_oss,
-    llama,
-    mistral,
-    muse_glimmer_text,
-    near_llama,
-    qwen3,
-    qwen3_5_moe_text,
-    qwen3_5_text,
-    qwen3_moe,
-    qwen3_next,
-)
 from peagle.models.families.config import Values, architecture_of, reading
 from peagle.models.families.family import Family
 from peagle.models.families.tensors import Place, ends
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import TensorRule, read_json
 
-MODULES = (
-    llama,
-    qwen3,
-    qwen3_moe,
-    gpt_oss,
-    gemma4_text,
-    gemma3_text,
-    mistral,
-    near_llama,
-    qwen3_5_text,
-    qwen3_5_moe_text,
-    qwen3_next,
-    muse_glimmer_text,
-)
 FAMILIES: dict[str, Family] = {
     family.architecture: family
-    for module in MODULES
-    for family in vars(module).values()
+    for module in iter_modules(__path__)
+    for family in vars(import_module(f"{__name__}.{module.name}")).values()
     if isinstance(family, Family)
 }
-"""By architecture."""
+"""Those of all modules here, by architecture."""
 
 
 def read_family(directory: Path) -> tuple[Family, DecoderSpec]:

@@ -5,9 +5,11 @@ import math
 import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from peagle.errors import InputError
+from peagle.files import read_yaml
 from peagle.models.quantization import quantization_of
 from peagle.models.spec import (
     AttentionSpec,
@@ -33,6 +35,8 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 OUTER = ("tie_word_embeddings", "quantization_config")
 """Keys that stand beside a language model's own."""
 SAID = ("hidden_size", "intermediate_size", "num_hidden_layers")
+USUAL: dict[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("usual.yaml"))
+"""What is usual of a model type beside what transformers' configurations have."""
 
 
 @contextmanager
@@ -109,11 +113,12 @@ def usual(model_type: str) -> Values:
     published one says something."""
     from transformers import CONFIG_MAPPING  # slow to import, and only some families need it
 
-    if model_type not in CONFIG_MAPPING:  # it is newer than the library
-        return {}
-    fields = dataclasses.fields(CONFIG_MAPPING[model_type])
+    # a model type may be newer than the library
+    known = model_type in CONFIG_MAPPING
+    fields = dataclasses.fields(CONFIG_MAPPING[model_type]) if known else ()
     given = {field.name: field.default for field in fields if field.name not in SAID}
-    return {name: value for name, value in given.items() if value is not None}
+    plain = {name: value for name, value in given.items() if value is not None}
+    return {**plain, **USUAL.get(model_type, {})}
 
 
 def with_usual(values: Values, usual: Values) -> Values:
@@ -126,20 +131,17 @@ def num_layers(values: Values) -> int:
     return int(values["num_hidden_layers"])
 
 
-def attention(
-    values: Values, rope_theta: float = 10_000.0, *, partly_rotated: bool = False
-) -> AttentionSpec:
+def attention(values: Values, *, partly_rotated: bool = False) -> AttentionSpec:
     """Grouped-query attention over all positions, with biases only where they are asked for.
 
-    rope_theta: the rotation's base where none is given. partly_rotated: whether the family may
-    rotate a part of each head alone.
+    partly_rotated: whether the family may rotate a part of each head alone.
     """
     heads = int(values["num_attention_heads"])
     spec = AttentionSpec(
         num_heads=heads,
         num_kv_heads=int(values.get("num_key_value_heads") or heads),
         head_dim=int(values.get("head_dim") or int(values["hidden_size"]) // heads),
-        rope=rope(values, rope_theta, partly=partly_rotated),
+        rope=rope(values, partly=partly_rotated),
         bias=bool(values.get("attention_bias", False)),
         out_bias=bool(values.get("attention_bias", False)),
     )
@@ -271,8 +273,8 @@ def _refuse_unsupported(values: Values, formats: Container[str]) -> None:
         raise InputError("mxfp4 weights are supported for GPT-OSS alone; vLLM serves others")
 
 
-def rope(values: Values, theta: float, *, partly: bool) -> RopeConfig:
-    """Rotary settings. theta: the family's base, where none is given. partly: as `partly_rotated`.
+def rope(values: Values, *, partly: bool) -> RopeConfig:
+    """Rotary settings. partly: as `partly_rotated`.
 
     They are in `rope_parameters` (transformers 5) or in `rope_scaling`, which replaces the other
     whole where both are given, as in transformers; the base may stand beside them.
@@ -296,7 +298,7 @@ def rope(values: Values, theta: float, *, partly: bool) -> RopeConfig:
         raise InputError(f"partial_rotary_factor {partial} is not supported, only whole heads")
     scale = given.get("attention_factor")
     config = RopeConfig(
-        theta=float(given.get("rope_theta") or values.get("rope_theta", theta)),
+        theta=float(given.get("rope_theta") or values.get("rope_theta", 10_000.0)),
         kind=kind,
         factor=float(1.0 if factor is None else factor),
         original_max_position=original,

@@ -9,17 +9,10 @@ from peagle.models.families.config import FULL, SLIDING, Values
 from peagle.models.families.family import Family
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, NormSpec, SandwichSpec
 
-USUAL: Values = {
-    "sliding_window_pattern": 6,
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 10_000.0,
-}
-"""What transformers takes where a configuration says nothing, of keys that it writes no more."""
-
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
-    values = config.with_usual(values, {**config.usual("gemma3_text"), **USUAL})
+    values = config.with_usual(values, config.usual("gemma3_text"))
     gemma4_text.refuse_other_attention(values)
     if values.get("attn_logit_softcapping"):
         raise InputError("attn_logit_softcapping is not supported; vLLM serves it")

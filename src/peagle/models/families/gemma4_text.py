@@ -22,21 +22,13 @@ from peagle.models.spec import (
 PERIOD = 6
 """Where no `layer_types` are given, every sixth layer is full."""
 ACTIVATION = "gelu_pytorch_tanh"
-USUAL: Values = {
-    "global_head_dim": 512,
-    "rope_parameters": {
-        SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
-        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-    },
-}
-"""What transformers takes where a configuration says nothing, and finds out only then."""
 OVERRIDES = {"head_dim", "num_key_value_heads"}
 """What a layer may have of its own."""
 
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
-    values = config.with_usual(values, {**config.usual("gemma4_text"), **USUAL})
+    values = config.with_usual(values, config.usual("gemma4_text"))
     _refuse_unsupported(values)
     mlp = replace(config.mlp(values), activation="gelu_tanh")
     experts, types = _experts(values), _layer_types(values)
@@ -132,8 +124,7 @@ def _attention(values: Values, kind: str, window: int | None) -> AttentionSpec:
 
 def unified(values: Values) -> DecoderSpec:
     """The 12B's, whose images and sounds are rows of the stream, without towers."""
-    usual = {**config.usual("gemma4_unified_text"), "hidden_size_per_layer_input": 0}
-    return spec(config.with_usual(values, usual))
+    return spec(config.with_usual(values, config.usual("gemma4_unified_text")))
 
 
 FAMILY = Family("gemma4_text", "Gemma4ForCausalLM", spec)

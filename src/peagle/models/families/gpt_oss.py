@@ -18,23 +18,11 @@ from peagle.models.weights import Shape, TensorRule
 from peagle.ops.moe import ALPHA
 from peagle.ops.weight import Weight, dense
 
-ROPE_THETA = 150_000.0
-USUAL: Values = {"rms_norm_eps": 1e-5, "max_position_embeddings": 131_072}
-ROPE = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "original_max_position_embeddings": 4096,
-    "truncate": False,
-}
-"""Where a configuration says nothing."""
-
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
-    values = config.with_usual(values, USUAL)
-    bias = bool(values.get("attention_bias", True))
-    rotated = {**values, "rope_parameters": values.get("rope_parameters") or ROPE}
-    attention = replace(config.attention(rotated, ROPE_THETA), bias=bias, out_bias=bias, sinks=True)
+    values = config.with_usual(values, config.USUAL["gpt_oss"])
+    attention = replace(config.attention(values), sinks=True)
     experts, norms = _experts(values), config.norms(values)
     width = int(values["sliding_window"])
     config.require_positive(sliding_window=width)

@@ -15,17 +15,6 @@ from peagle.models.families.config import FULL, SLIDING, Values
 from peagle.models.families.family import Family
 from peagle.models.spec import AttentionSpec, DecoderSpec
 
-MINISTRAL3_ROPE: Values = {
-    "rope_type": "yarn",
-    "rope_theta": 1e6,
-    "factor": 16.0,
-    "original_max_position_embeddings": 16_384,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.1,
-}
-"""Ministral 3's rotation, where a configuration does not say it."""
-
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
@@ -57,13 +46,10 @@ def ministral(values: Values) -> DecoderSpec:
 
 def ministral3(values: Values) -> DecoderSpec:
     """Ministral 3's."""
-    rope: Values = values.get("rope_scaling") or values.get("rope_parameters") or MINISTRAL3_ROPE
-    values = {
-        **config.usual("ministral3"),
-        "sliding_window": None,
-        **values,
-        "rope_parameters": rope,
-    }
+    usual = config.usual("ministral3")
+    given = values.get("rope_scaling") or values.get("rope_parameters")
+    rope: Values = given or usual["rope_parameters"]
+    values = {**usual, **values, "rope_parameters": rope}
     attention, beta = _attention(values), float(rope.get("llama_4_scaling_beta") or 0.0)
     if not 0 <= beta < math.inf:
         raise InputError(f"llama_4_scaling_beta is {beta}; it must be a number from 0 on")

@@ -15,8 +15,6 @@ from peagle.models.families.family import Family
 from peagle.models.spec import DecoderSpec
 from peagle.ops.rope import NOPE
 
-SMOLLM3_ROPE_THETA = 2e6
-
 
 def seed_oss(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean; and so on."""
@@ -41,7 +39,7 @@ def smollm3(values: Values) -> DecoderSpec:
     width = config.window(values, None) if values.get("use_sliding_window") else None
     usual = [FULL if turns else SLIDING for turns in rotated]
     windows = config.windows(values, values.get("layer_types") or usual, width)
-    attention = config.attention(values, SMOLLM3_ROPE_THETA)
+    attention = config.attention(values)
     return config.dense(
         values,
         [

@@ -18,10 +18,7 @@ from peagle.models.spec import (
 )
 from peagle.ops.delta_net import DeltaHeads
 
-ROPE_THETA = 10_000_000.0
 LINEAR = "linear_attention"
-USUAL = {"partial_rotary_factor": 0.25, "full_attention_interval": 4}
-"""What transformers takes where a configuration says nothing, of keys that it writes no more."""
 GATES = (None, "silu", "swish")
 
 
@@ -32,9 +29,9 @@ def spec(values: Values) -> DecoderSpec:
 
 def of_layers(values: Values, fed: FeedForwardSpec) -> DecoderSpec:
     """The decoder whose layers feed forward so."""
-    values = config.with_usual(values, {**config.usual("qwen3_5_text"), **USUAL})
+    values = config.with_usual(values, config.usual("qwen3_5_text"))
     _refuse_unsupported(values)
-    attention = config.attention(values, ROPE_THETA, partly_rotated=True)
+    attention = config.attention(values, partly_rotated=True)
     mixers: dict[str, AttentionSpec | DeltaHeads] = {
         FULL: replace(attention, qk_norm=True, gated=True),
         LINEAR: _delta_heads(values),

@@ -13,13 +13,11 @@ from peagle.models.spec import DecoderSpec, LayerSpec
 from peagle.models.weights import TensorRule
 from peagle.ops.delta_net import DeltaHeads
 
-ROPE_THETA = 10_000.0
-
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
     qwen3_moe.refuse_dense_layers(values)
-    return qwen3_5_moe_text.spec(config.with_usual(values, {"rope_theta": ROPE_THETA}))
+    return qwen3_5_moe_text.spec(config.with_usual(values, {"rope_theta": 10_000.0}))
 
 
 def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
