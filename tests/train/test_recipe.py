@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from peagle.errors import InputError
-from peagle.train.recipe import Recipe
+from peagle.train.recipe import IDLE, Recipe
 
 ENOUGH = "target: t\ndata: [a.jsonl]\noutput: out\nmask_token_id: 1\nsteps: 10\n"
 
@@ -28,6 +28,11 @@ def test_a_recipe_and_its_overrides(tmp_path: Path):
 @pytest.mark.parametrize("path", sorted(Path("recipes").rglob("*.yaml")), ids=str)
 def test_the_projects_own_recipes_are_valid(path: Path):
     assert Recipe.load(path).steps > 1000
+
+
+@pytest.mark.parametrize("beside", IDLE)
+def test_keys_that_decide_nothing_are_keys(beside: str):
+    assert {*IDLE[beside]} < Recipe.model_fields.keys()
 
 
 def test_who_shares_the_targets_embeddings(tmp_path: Path):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from peagle.drafters.config_file import kind_of
 from peagle.drafters.dflash_checkpoint import is_dflash
 from peagle.drafters.diagnosis import diagnose
-from peagle.drafters.kind import DFLASH, KIND_OF_METHOD, KINDS, MTP, Kind
+from peagle.drafters.kind import DFLASH, EAGLE3, KIND_OF_METHOD, KINDS, MTP, PEAGLE, Kind
 from peagle.drafters.mtp import is_mtp
 from peagle.drafters.network import NetworkConfig
 from peagle.errors import InputError
@@ -20,13 +20,8 @@ from peagle.speculative_config import (
     known_methods,
 )
 
-NAMES = {
-    "none": "none",
-    "ngram": "n-gram",
-    "eagle3": "EAGLE-3",
-    "peagle": "P-EAGLE",
-    "dflash": "DFlash",
-    "mtp": "MTP",
+NAMES = {"none": "none", "ngram": "n-gram"} | {
+    kind.method: kind.name for kind in (EAGLE3, PEAGLE, DFLASH, MTP)
 }
 """Methods as people write them."""
 METHODS = ("none", "eagle3", "peagle")

@@ -27,24 +27,9 @@ SMALL = STD / 64
 """Deviation of the weights of layers' outputs where routing is set."""
 OVERLAPS = {"independent": 0.0, "half": 0.5}
 """How many of a row's experts another row chooses too, beyond chance, as a share."""
-OUTPUTS = (
-    "attention.out.weight",
-    "delta_net.out.weight",
-    "mlp.down",
-    "mlp.down.weight",
-    "experts.down",
-    "shared.down.weight",
-)
+OUTPUTS = "out.weight", "down.weight", ".down"
 """Ends of the names of the weights by which layers add to the stream."""
-PRODUCTS = (
-    "attention.qkv.weight",
-    "delta_net.qkvz.weight",
-    "mlp.gate_up",
-    "mlp.gate_up.weight",
-    "experts.gate_up",
-    "shared.gate_up.weight",
-    *OUTPUTS,
-)
+PRODUCTS = "qkv.weight", "qkvz.weight", "gate_up.weight", ".gate_up", *OUTPUTS
 PACKED: dict[str | None, tuple[str, ...]] = {
     "fp8": PRODUCTS,
     "int4": PRODUCTS,

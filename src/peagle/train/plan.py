@@ -39,22 +39,13 @@ from peagle.train.segment import elements_per_segment, kept_by_layer
 from peagle.train.work import Work
 
 PARTS = {
-    "embedding_norm": "fc",
-    "embed": "embeddings",
-    "fc": "fc",
-    "feature_norm": "fc",
-    "tap_norms": "fc",
-    "mask_hidden": "fc",
-    "hidden_norm": "fc",
-    "first": "layers",
-    "layer": "layers",
-    "rest": "layers",
-    "target_norm": "head",
-    "readout.norm": "head",
-    "readout.head": "head",
-    "readout.selector": "selector",
+    "fc": ("embedding_norm", "fc", "feature_norm", "tap_norms", "mask_hidden", "hidden_norm"),
+    "embeddings": ("embed",),
+    "layers": ("first", "layer", "rest"),
+    "head": ("target_norm", "readout.norm", "readout.head"),
+    "selector": ("readout.selector",),
 }
-"""The part that a parameter belongs to, by how its name begins."""
+"""How the names of each part's parameters begin."""
 FLOAT32 = 4
 SCORES = 2
 """Matrices of queries x keys that attention keeps without FlexAttention: scores and weights."""
@@ -159,7 +150,7 @@ class Forecast(Preflight):
         for name, parameter in self.model.named_parameters():
             counts = trained if parameter.requires_grad else frozen
             counts[part_of(name)] += parameter.numel()
-        return {part: Parameters(trained[part], frozen[part]) for part in PARTS.values()}
+        return {part: Parameters(trained[part], frozen[part]) for part in PARTS}
 
     @property
     def shares(self) -> list[float]:
@@ -382,7 +373,7 @@ class Forecast(Preflight):
 
 def part_of(parameter: str) -> str:
     """The part that a parameter belongs to."""
-    return next(part for begin, part in PARTS.items() if parameter.startswith(begin))
+    return next(part for part, begins in PARTS.items() if parameter.startswith(begins))
 
 
 def in_products(*modules: nn.Module) -> int:

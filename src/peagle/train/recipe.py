@@ -17,30 +17,8 @@ from peagle.files import read_yaml
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
 FeatureDType = Literal["bfloat16", "fp8"]
-DEPTH_0 = ("cod_ratio", "cod_floor", "activation_checkpointing")
-SELECTOR = ("selector_rank", "selector_candidates")
-SHAPE = (
-    "num_hidden_layers",
-    "sliding_window",
-    "full_attention_layers",
-    "intermediate_size",
-    "qk_norm",
-    "draft_vocab_size",
-    "taps",
-    "norm_before_residual",
-)
-"""Keys that a drafter to train on from has decided."""
-UNROLLED = (*DEPTH_0, "dpace", *SELECTOR, "elements_per_segment", "anchors")
-TARGETS = ("train_head", "train_embeddings", "train", "target_backend")
-IDLE = {
-    "peagle": ("anchors",),
-    "eagle3": UNROLLED,
-    "mtp": (*UNROLLED, *SHAPE, *TARGETS),
-    "dflash": (*DEPTH_0, *SELECTOR, "qk_norm", "norm_before_residual", "train_embeddings", "train"),
-}
-"""Keys that a method makes no use of."""
-FROZEN = ("loss", "train_head", "train_embeddings", "optimizer", "activation_checkpointing")
-"""Keys about what does not learn where a selector alone does."""
+IDLE: dict[str, list[str]] = read_yaml(Path(__file__).with_name("idle_keys.yaml"))
+"""Keys that decide nothing: by method, and beside what the file says."""
 
 
 class Recipe(Config):
@@ -163,26 +141,20 @@ class Recipe(Config):
             )
         if not self.kind.parallel_drafting and self.mask_token_id is not None:
             raise ValueError(f"method {self.method} has no mask slots; leave mask_token_id out")
-        if idle := [key for key in IDLE[self.method] if self._changes(key)]:
-            raise ValueError(
-                f"method {self.method} makes no use of {', '.join(idle)}; leave that out"
-            )
+        if idle := self._idle(self.method):
+            raise ValueError(f"method {self.method} makes no use of {idle}; leave that out")
         return self
 
     @model_validator(mode="after")
     def _fit_initial_drafter(self) -> Self:
-        given = [key for key in SHAPE if self._changes(key)]
-        if self.initial_drafter is not None and given:
-            raise ValueError(
-                f"{', '.join(given)} cannot be chosen: initial_drafter decides; leave that out"
-            )
+        if self.initial_drafter is not None and (idle := self._idle("initial_drafter")):
+            raise ValueError(f"{idle} cannot be chosen: initial_drafter decides; leave that out")
         if self.train == "selector" and self.initial_drafter is None:
             raise ValueError("train selector needs initial_drafter, the drafter that it corrects")
         if self.train == "selector" and self.method == "eagle3":
             raise ValueError("method eagle3 has no mask slots that a selector could correct")
-        idle = [key for key in FROZEN if self._changes(key)]
-        if self.train == "selector" and idle:
-            raise ValueError(f"train selector makes no use of {', '.join(idle)}; leave that out")
+        if self.train == "selector" and (idle := self._idle("selector")):
+            raise ValueError(f"train selector makes no use of {idle}; leave that out")
         if self.train == "selector" and self.num_speculative_tokens == 1:
             raise ValueError("train selector needs num_speculative_tokens above 1: it corrects")
         if self.selector_rank is None and self._changes("selector_candidates"):
@@ -207,14 +179,15 @@ class Recipe(Config):
             raise ValueError(f"output {self.output!r} has no name; name a directory of its own")
         if self.features == "cached" and self.feature_cache is None:
             raise ValueError("cached features need feature_cache, a directory")
-        kept = ("feature_cache", "feature_source", "feature_dtype")
-        idle = [key for key in kept if self._changes(key)]
-        if self.features == "online" and idle:
+        if self.features == "online" and (idle := self._idle("online")):
             raise ValueError(
-                f"{', '.join(idle)} has no effect on online features; leave that out or set "
-                "features to cached"
+                f"{idle} has no effect on online features; leave that out or set features to cached"
             )
         return self
+
+    def _idle(self, beside: str) -> str:
+        """The keys that decide nothing beside something, and have another value than usual."""
+        return ", ".join(key for key in IDLE[beside] if self._changes(key))
 
     def _changes(self, key: str) -> bool:
         """Whether a key has another value than its default, which a written recipe repeats."""

@@ -11,24 +11,15 @@ from peagle.train.sources import read_records
 
 Message = dict[str, Any]
 """`role` and `content`, both text, and whatever else the chat template may use."""
-ROLES = {
+SPEAKERS = {
     "system": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "function_call": "assistant",
+    "user": "user human",
+    "assistant": "assistant gpt chatgpt model function_call",
     "developer": "developer",
-    "tool": "tool",
-    "observation": "tool",
-    "function": "tool",
-    "function_response": "tool",
-    "ipython": "tool",
-    "tool_response": "tool",
+    "tool": "tool observation function function_response ipython tool_response",
 }
-"""Who speaks, by every name for it."""
+"""Who speaks, and every name for it."""
+ROLES = {name: role for role, names in SPEAKERS.items() for name in names.split()}
 SILENT = ("assistant", "tool")
 """Roles whose turns may hold no text."""
 FORMS = (

@@ -30,30 +30,12 @@ from peagle.bench.tables import (
     varying_text,
 )
 from peagle.bench.verdict import bounded, by_load, doubts, reference, speed_up
+from peagle.files import read_yaml
 
 SHOWN = 3
 """Settings of many that a sentence names."""
-SPEEDS = (
-    "Speeds are output tokens per second of wall time over all requests, prompts included: the "
-    "median of rounds"
-)
-TURNS = (
-    " in which all settings took turns. Speed-ups are medians over rounds, each "
-    "round's ratio taken by itself; the interval holds the true median with 95 % confidence (sign "
-    "test), and needs six rounds. Of many settings the fastest one was also lucky: its gain is "
-    "rather near the interval's lower end. "
-)
-PROCESSES = (
-    ". Each engine ran in processes of its own, one after the other. Speed-ups are over the peer's "
-    "fastest setting with the same method and K: one median over the other. "
-)
-TERMS = (
-    "AL, the acceptance length, is the mean number of tokens "
-    "of a cycle that drafted, the target's own token included, weighted by tokens (vLLM's "
-    "definition); its 95 % interval is a bootstrap over the requests. TTFT is the time to the "
-    "first token, ITL the time between tokens (those that came together share their time), E2E the "
-    "time to the last one."
-)
+HOW: dict[str, str] = read_yaml(Path(__file__).with_name("how.yaml"))
+"""How figures were measured, and what their names mean."""
 
 
 def contents(
@@ -82,7 +64,7 @@ def contents(
             *_failed(failures),
             *what_ran(environment),
             SectionTitle("How it was measured"),
-            Text(SPEEDS + (PROCESSES if first.engine else TURNS) + TERMS),
+            Text(" ".join((HOW["processes" if first.engine else "turns"], HOW["terms"]))),
             *(Text(told) for told in (branching_text(runs), varying_text(runs)) if told),
             Text(f"Made by: {command}"),
         ],
