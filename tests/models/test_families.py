@@ -154,7 +154,11 @@ EXPERT_CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     ("missing", lambda c: c.pop("moe_intermediate_size"), "json lacks moe_intermediate_size"),
     ("missing count", lambda c: c.pop("num_local_experts"), "json lacks num_experts"),
     ("kind", lambda c: c.update(num_experts_per_tok="few"), "a value of the wrong kind"),
-    ("none", lambda c: c.update(num_local_experts=0), "num_experts is 0; it must be at least 1"),
+    (
+        "none",
+        lambda c: c.update(num_local_experts=0),
+        "num_local_experts is 0; it must be at least 1",
+    ),
     (
         "none per token",
         lambda c: c.update(num_experts_per_tok=0),

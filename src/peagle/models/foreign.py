@@ -21,7 +21,7 @@ from peagle.models.families.config import (
     attention,
     num_layers,
     reading,
-    require_positive,
+    sizes,
 )
 from peagle.models.loading import Stored
 from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec, NormSpec
@@ -68,10 +68,10 @@ def _spec(values: Values) -> DecoderSpec:
     values = {key: value for key, value in values.items() if value is not None}
     eps = float(values.get("rms_norm_eps", values.get("layer_norm_eps", 1e-6)))
     heads = attention({**values, "attention_bias": False, **_rope(values)}, partly_rotated=True)
-    hidden, length = int(values["hidden_size"]), int(values.get("max_position_embeddings", 2048))
+    vocabulary, hidden = sizes(values, "vocab_size", "hidden_size")
+    [length] = sizes({"max_position_embeddings": 2048, **values}, "max_position_embeddings")
     fed = MLPSpec(int(values.get("intermediate_size", 4 * hidden)))
-    vocabulary, cap = int(values["vocab_size"]), values.get("final_logit_softcapping")
-    require_positive(vocab_size=vocabulary, hidden_size=hidden, max_position_embeddings=length)
+    cap = values.get("final_logit_softcapping")
     return DecoderSpec(
         vocab_size=vocabulary,
         hidden_size=hidden,

@@ -5,22 +5,17 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from peagle.config import MinP, RepetitionPenalty, Temperature, TopK, TopP
-from peagle.configuration import Config
+from peagle.config import SamplingParams
 from peagle.errors import ConfigError, InputError
 from peagle.models.weights import read_json
 
+SUGGESTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
-class Suggestions(Config):
-    """Sampling parameters for which a target may suggest a value."""
+
+class Suggestions(SamplingParams):
+    """Sampling parameters by a target, which has to write them as what they are."""
 
     model_config = ConfigDict(strict=True)
-
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
 
 
 def end_tokens(directory: Path, own: int | None) -> tuple[int, ...]:
@@ -48,11 +43,10 @@ def sampling_defaults(directory: Path) -> dict[str, float]:
     """The sampling parameters that a target suggests. Raises `InputError` for impossible ones."""
     path = directory / "generation_config.json"
     config = read_json(path) if path.exists() else {}
-    given: dict[str, Any] = {name: config.get(name) for name in Suggestions.model_fields}
     if config.get("do_sample") is False:  # what only a draw would use may then be anything
-        given = {"temperature": 0.0, "repetition_penalty": given["repetition_penalty"]}
+        config = {"temperature": 0.0, "repetition_penalty": config.get("repetition_penalty")}
+    given: dict[str, Any] = {n: config[n] for n in SUGGESTED if config.get(n) is not None}
     try:
-        suggestions = Suggestions(**given)
+        return Suggestions(**given).model_dump(include={*given})
     except ConfigError as error:
         raise InputError(f"{path}: {error.told()}; correct or remove it") from None
-    return suggestions.model_dump(exclude_none=True)

@@ -72,16 +72,16 @@ def decoder(
     require_positive(num_hidden_layers=len(layers), max_position_embeddings=positions)
     rotated = [layer.mixer for layer in layers if isinstance(layer.mixer, AttentionSpec)]
     length = min((_reach(each.rope, positions) for each in rotated), default=positions)
-    spec = DecoderSpec(
-        vocab_size=int(values["vocab_size"]),
-        hidden_size=int(values["hidden_size"]),
+    require_positive(max_length=length)
+    vocabulary, hidden = sizes(values, "vocab_size", "hidden_size")
+    return DecoderSpec(
+        vocabulary,
+        hidden,
         layers=tuple(layers),
         norm=norms(values),
         max_length=length,
         tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
     )
-    require_positive(vocab_size=spec.vocab_size, hidden_size=spec.hidden_size, max_length=length)
-    return spec
 
 
 def dense(values: Values, attentions: Iterable[AttentionSpec]) -> DecoderSpec:
@@ -175,9 +175,8 @@ def _check_width(config: RopeConfig, head_dim: int) -> None:
 
 def mlp(values: Values) -> MLPSpec:
     """A dense MLP."""
-    spec = MLPSpec(int(values["intermediate_size"]), bool(values.get("mlp_bias", False)))
-    require_positive(intermediate_size=spec.intermediate_size)
-    return spec
+    [inner] = sizes(values, "intermediate_size")
+    return MLPSpec(inner, bool(values.get("mlp_bias", False)))
 
 
 def norms(values: Values, key: str = "rms_norm_eps") -> NormSpec:
@@ -186,6 +185,13 @@ def norms(values: Values, key: str = "rms_norm_eps") -> NormSpec:
     if not 0 <= eps < math.inf:
         raise InputError(f"{key} is {eps}; it must be a number from 0 on")
     return NormSpec(eps)
+
+
+def sizes(values: Values, *keys: str) -> list[int]:
+    """Whole numbers above 0, by their keys."""
+    found = {key: int(values[key]) for key in keys}
+    require_positive(**found)
+    return [*found.values()]
 
 
 def require_positive(**sizes: int) -> None:
@@ -217,20 +223,13 @@ def experts(
     count, chosen, width: the keys of how many there are, of how many a row goes through, and of
     the inner width of each; more: what else `ExpertsSpec` has.
     """
-    each, per_row, inner = (int(values[key]) for key in (count, chosen, width))
-    usual = {"intermediate_size": inner, "norm_topk_prob": True}
-    spec = ExpertsSpec(each, per_row, inner, **{**usual, **more})
-    require_positive(
-        num_experts=spec.num_experts,
-        num_experts_per_tok=spec.num_experts_per_tok,
-        moe_intermediate_size=inner,
-    )
-    if spec.num_experts_per_tok > spec.num_experts:
+    each, per_row, inner = sizes(values, count, chosen, width)
+    if per_row > each:
         raise InputError(
-            f"num_experts_per_tok is {spec.num_experts_per_tok}; it must be at most num_experts, "
-            f"{spec.num_experts}"
+            f"num_experts_per_tok is {per_row}; it must be at most num_experts, {each}"
         )
-    return spec
+    usual = {"intermediate_size": inner, "norm_topk_prob": True}
+    return ExpertsSpec(each, per_row, inner, **{**usual, **more})
 
 
 def window(values: Values, usual: int | None) -> int | None:

@@ -34,8 +34,7 @@ def spec(values: Values) -> DecoderSpec:
     experts, types = _experts(values), _layer_types(values)
     fed = mlp if experts is None else MixtureSpec(mlp, experts)
     norms = ScaledSandwichSpec(config.norms(values).eps)
-    width = int(values["sliding_window"])
-    config.require_positive(sliding_window=width)
+    [width] = config.sizes(values, "sliding_window")
     windows = config.windows(values, types, width)
     own = _overrides(values, types)
     layers = [

@@ -24,8 +24,7 @@ def spec(values: Values) -> DecoderSpec:
     values = config.with_usual(values, config.USUAL["gpt_oss"])
     attention = replace(config.attention(values), sinks=True)
     experts, norms = _experts(values), config.norms(values)
-    width = int(values["sliding_window"])
-    config.require_positive(sliding_window=width)
+    [width] = config.sizes(values, "sliding_window")
     windows = config.windows(values, values["layer_types"], width)
     layers = [LayerSpec(replace(attention, window=each), experts, norms) for each in windows]
     return config.decoder(values, layers, formats=("mxfp4",))

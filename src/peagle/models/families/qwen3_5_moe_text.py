@@ -10,8 +10,7 @@ from peagle.models.spec import DecoderSpec, MLPSpec, SharedExpertsSpec
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
     experts = config.experts(values, norm_topk_prob=bool(values.get("norm_topk_prob", True)))
-    shared = int(values["shared_expert_intermediate_size"])
-    config.require_positive(shared_expert_intermediate_size=shared)
+    [shared] = config.sizes(values, "shared_expert_intermediate_size")
     return qwen3_5_text.of_layers(values, SharedExpertsSpec(MLPSpec(shared), experts))
 
 

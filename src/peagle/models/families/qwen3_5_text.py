@@ -20,6 +20,14 @@ from peagle.ops.delta_net import DeltaHeads
 
 LINEAR = "linear_attention"
 GATES = (None, "silu", "swish")
+DELTA_KEYS = (
+    "num_key_heads",
+    "num_value_heads",
+    "key_head_dim",
+    "value_head_dim",
+    "conv_kernel_dim",
+)
+"""Keys of `DeltaHeads`, in its order."""
 
 
 def spec(values: Values) -> DecoderSpec:
@@ -42,8 +50,7 @@ def of_layers(values: Values, fed: FeedForwardSpec) -> DecoderSpec:
 
 
 def _layer_types(values: Values) -> list[str]:
-    interval, count = int(values["full_attention_interval"]), config.num_layers(values)
-    config.require_positive(full_attention_interval=interval)
+    [interval], count = config.sizes(values, "full_attention_interval"), config.num_layers(values)
     usual = [LINEAR if (i + 1) % interval else FULL for i in range(count)]
     types = list(values.get("layer_types") or usual)
     if other := set(types) - {LINEAR, FULL}:
@@ -54,20 +61,7 @@ def _layer_types(values: Values) -> list[str]:
 
 
 def _delta_heads(values: Values) -> DeltaHeads:
-    heads = DeltaHeads(
-        num_key_heads=int(values["linear_num_key_heads"]),
-        num_value_heads=int(values["linear_num_value_heads"]),
-        key_dim=int(values["linear_key_head_dim"]),
-        value_dim=int(values["linear_value_head_dim"]),
-        conv_width=int(values["linear_conv_kernel_dim"]),
-    )
-    config.require_positive(
-        linear_num_key_heads=heads.num_key_heads,
-        linear_num_value_heads=heads.num_value_heads,
-        linear_key_head_dim=heads.key_dim,
-        linear_value_head_dim=heads.value_dim,
-        linear_conv_kernel_dim=heads.conv_width,
-    )
+    heads = DeltaHeads(*config.sizes(values, *(f"linear_{name}" for name in DELTA_KEYS)))
     if heads.num_value_heads % heads.num_key_heads:
         raise InputError(
             f"{heads.num_value_heads} value heads cannot share {heads.num_key_heads} key heads "
