@@ -16,7 +16,7 @@ from peagle.bench.shapes import (
     shape_of,
     weight_bytes,
 )
-from peagle.bench.target import kv_memory
+from peagle.bench.target import holding, of_setup
 from peagle.config import EngineConfig, SamplingParams
 from peagle.device import free_memory, gib, resolve_device, resolve_dtype
 from peagle.drafters.selector import SelectorConfig
@@ -143,19 +143,13 @@ class SyntheticWorkload:
         """The engine for a method, over weights of the target that all share."""
         context = min(CONTEXT, shape_of(self.shape).target.max_length)
         asked = self.prompt_tokens + self.max_tokens
-        config = self.engine.model_copy(
-            update={
-                "max_num_seqs": concurrency,
-                "max_model_len": asked if shared else max(context, asked),
-                "enable_prefix_caching": False,
-                "draft_length": setup.draft_length,
-            }
-        )
+        config = of_setup(self.engine, setup, concurrency)
+        length = asked if shared else max(context, asked)
+        config = config.model_copy(update={"max_model_len": length})
         shape = replace(shape_of(self.shape), selector=self.selector)
         drafter = random_proposer(shape, setup.method, self._target)
         if shared:
-            memory = kv_memory(self._target, drafter, setup.k, config, asked + setup.k)
-            config = config.model_copy(update={"kv_cache_memory": memory})
+            config = holding(self._target, drafter, setup.k, config, asked + setup.k)
         rates = acceptance_rates(setup.k, self.acceptance_length)
         acceptance = SetAcceptance(rates)
         engine = Engine(self._target, drafter, setup.k, config, acceptance=acceptance)

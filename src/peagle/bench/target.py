@@ -1,5 +1,6 @@
 """A target's weights, loaded once for all engines that verify with them."""
 
+from peagle.bench.case import Setup
 from peagle.config import EngineConfig
 from peagle.drafters.methods import load_network, proposer_for
 from peagle.drafters.network import Network
@@ -50,18 +51,25 @@ class SharedTarget:
         proposer, k = proposer_for(speculation, self.network, device, self._decoder.spec.vocab_size)
         if longest is not None:
             most = max(k, TREE_NODES if nodes is None else nodes)
-            memory = kv_memory(self._decoder, proposer, k, config, longest + most)
-            config = config.model_copy(update={"kv_cache_memory": memory})
+            config = holding(self._decoder, proposer, k, config, longest + most)
         engine = Engine(self._decoder, proposer, k, config, self._ends, nodes)
         return LLM.over(engine, self.tokenizer)
 
 
-def kv_memory(
+def of_setup(config: EngineConfig, setup: Setup, concurrency: int) -> EngineConfig:
+    """How an engine of a setup computes: without prefix caching, so that no case profits from an
+    earlier one's prompts."""
+    own = {"draft_length": setup.draft_length, "enable_prefix_caching": False}
+    return config.model_copy(update={"max_num_seqs": concurrency, **own})
+
+
+def holding(
     target: Decoder, proposer: Proposer | None, k: int, config: EngineConfig, longest: int
-) -> int:
-    """Bytes of keys and values of as many requests of `longest` tokens as the engine may run."""
+) -> EngineConfig:
+    """The same with keys and values of as many requests of `longest` tokens as it may run."""
     assert config.max_num_seqs is not None, "a case says how many requests there are"
     needs = Needs() if proposer is None else proposer.needs
     shape = cache_shape(target, needs, k, config)
     each = longest + BLOCKS_BESIDE * config.block_size
-    return shape.needed(config.max_num_seqs, max(each, LEAST // config.max_num_seqs))
+    memory = shape.needed(config.max_num_seqs, max(each, LEAST // config.max_num_seqs))
+    return config.model_copy(update={"kv_cache_memory": memory})

@@ -4,13 +4,14 @@ import itertools
 import math
 import operator
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from peagle.bench.case import Load
 from peagle.bench.runs import Run
 
+K = TypeVar("K")
 CONFIDENCE = 0.95
 EQUAL = 1.02
 """Up to this ratio two methods count as equally fast: so much depends on where memory lies."""
@@ -63,10 +64,8 @@ def judge(runs: Sequence[Run]) -> Ranking | None:
 
     runs: median runs under one load, with their rounds.
     """
-    best: dict[str, Run] = {}
-    for run in ranked(runs):
-        best.setdefault(run.case.method, run)
-    pairs = itertools.permutations(list(best.values())[:2])
+    best = [same[0] for same in grouped(ranked(runs), lambda run: run.case.method).values()]
+    pairs = itertools.permutations(best[:2])
     verdicts = [Ranking(*pair, compare(*pair)) for pair in pairs if len(pair) == 2]
     return max(verdicts, key=operator.attrgetter("clear"), default=None)
 
@@ -80,12 +79,17 @@ def ranked(runs: Sequence[Run]) -> list[Run]:
     return sorted(runs, key=lambda run: compare(run, common or runs[0]).median, reverse=True)
 
 
-def by_load(runs: Sequence[Run]) -> dict[Load, list[Run]]:
-    """Runs that may be compared with one another, in their order."""
-    found: dict[Load, list[Run]] = {}
+def grouped(runs: Iterable[Run], key: Callable[[Run], K]) -> dict[K, list[Run]]:
+    """Runs with the same key together, in their order."""
+    found: dict[K, list[Run]] = {}
     for run in runs:
-        found.setdefault(run.case.load, []).append(run)
+        found.setdefault(key(run), []).append(run)
     return found
+
+
+def by_load(runs: Iterable[Run]) -> dict[Load, list[Run]]:
+    """Runs that may be compared with one another, in their order."""
+    return grouped(runs, lambda run: run.case.load)
 
 
 def compare(run: Run, other: Run) -> Ratio:

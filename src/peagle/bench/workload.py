@@ -9,7 +9,7 @@ from peagle.bench.case import Case, Setup
 from peagle.bench.load import Exchange
 from peagle.bench.pair import Pair
 from peagle.bench.prompts import Prompt
-from peagle.bench.target import SharedTarget
+from peagle.bench.target import SharedTarget, of_setup
 from peagle.config import EngineConfig, SamplingParams
 from peagle.llm import LLM
 
@@ -66,17 +66,8 @@ class PromptWorkload:
         _ = self._target
 
     def open(self, setup: Setup, concurrency: int, shared: bool = False) -> LLM:
-        """The engine, over weights of the target that all share.
-
-        Without prefix caching, so that no case profits from an earlier one's prompts.
-        """
-        config = self.engine.model_copy(
-            update={
-                "max_num_seqs": concurrency,
-                "draft_length": setup.draft_length,
-                "enable_prefix_caching": False,
-            }
-        )
+        """The engine, over weights of the target that all share."""
+        config = of_setup(self.engine, setup, concurrency)
         speculation = self.pair.speculation(setup.method, setup.k)
         return self._target.llm(speculation, config, self._longest if shared else None)
 

@@ -29,7 +29,7 @@ from peagle.bench.tables import (
     same_text,
     varying_text,
 )
-from peagle.bench.verdict import bounded, by_load, doubts, reference, speed_up
+from peagle.bench.verdict import bounded, by_load, doubts, grouped, reference, speed_up
 from peagle.files import read_yaml
 
 SHOWN = 3
@@ -156,9 +156,7 @@ def _cost_row(load: str, run: Run, price: Price) -> Row:
 
 def _data_sets(runs: Sequence[Run]) -> Iterator[Block]:
     """A section for each set of prompts and temperature."""
-    sections: dict[tuple[str, float], list[Run]] = {}
-    for run in runs:
-        sections.setdefault((run.case.data, run.case.temperature), []).append(run)
+    sections = grouped(runs, lambda run: (run.case.data, run.case.temperature))
     for number, ((data, temperature), same) in enumerate(sections.items(), start=1):
         yield SectionTitle(data if temperature == 0.0 else f"{data}, temperature {temperature:g}")
         yield _grid(same)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from peagle.bench.case import Load
 from peagle.bench.report.document import Plot
 from peagle.bench.runs import Run
-from peagle.bench.verdict import reference, speed_up
+from peagle.bench.verdict import grouped, reference, speed_up
 from peagle.plot_style import STYLE
 
 if TYPE_CHECKING:
@@ -96,9 +96,9 @@ def _gains(axes: "Axes", runs: Sequence[Run]) -> None:
 def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run], dict[str, Any]]]:
     """Each case's label, its runs by load, and how its line looks: a colour for each method."""
     colours = _colours(runs)
-    groups = _grouped(runs, lambda run: (run.case.method, run.case.is_peer))
+    groups = grouped(runs, lambda run: (run.case.method, run.case.is_peer))
     strokes = {group: itertools.cycle(STROKES[group[1]]) for group in groups}
-    for label, same in _grouped(runs, lambda run: run.case.label).items():
+    for label, same in grouped(runs, lambda run: run.case.label).items():
         method, peer = same[0].case.method, same[0].case.is_peer
         look = {"color": colours[method], "linestyle": next(strokes[method, peer]), "marker": "o"}
         look |= {"markerfacecolor": "none"} if peer else {}
@@ -108,13 +108,6 @@ def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run], dict[str, Any]
 def _colours(runs: Sequence[Run]) -> dict[str, str]:
     methods = list(dict.fromkeys(run.case.method for run in runs))
     return dict(zip(methods, itertools.cycle(COLOURS), strict=False))
-
-
-def _grouped(runs: Sequence[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
-    found: dict[Any, list[Run]] = {}
-    for run in runs:
-        found.setdefault(key(run), []).append(run)
-    return found
 
 
 def _place(load: Load) -> float:
