@@ -3,10 +3,10 @@
 import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ from peagle.ops.linear import Linear
 from peagle.ops.packing import pack
 from peagle.speculative_config import DrafterFormat
 
+N = TypeVar("N", bound=Network)
 MASK_HIDDEN, D2T, T2D = "mask_hidden", "d2t", "t2d"
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 WHOLE_MODEL = "it is a whole language model, not a drafter; give it as the target"
@@ -82,7 +83,12 @@ def load_drafter(
     quantization: DrafterFormat | None = None,
 ) -> DraftModel:
     """A drafter ready for inference, rounded if asked. Otherwise as `read_drafter`."""
-    model = read_drafter(directory, target, kind).requires_grad_(False).eval()
+    return ready(read_drafter(directory, target, kind), quantization)
+
+
+def ready(model: N, quantization: DrafterFormat | None) -> N:
+    """A network for inference, rounded if asked."""
+    model.requires_grad_(False).eval()
     if quantization is not None:
         quantize(model)
     pack(model)
@@ -110,20 +116,33 @@ def read_drafter(
         raise InputError(f"{directory}: {problems[0]}")
     with torch.device("meta"):
         model = DraftModel(config, max_length or target.max_length)
-    shared = shared_tensors(config, target.spec, tensors)
-    attach_shared(model, target, shared)
-    dtype, device = target.embed.weight.dtype, target.embed.weight.device
-    rules = [rule.as_stored(tensors) for rule in drafter_rules(config, shared)]
-    ignored = [D2T, T2D]
     with about(directory):
-        assemble(model, rules, tensors, ignored, dtype, device)
-        attach_vocabulary(model, tensors)
         if model.readout.selector is not None:
+            like = target.embed.weight
             rules = selector_rules(config)
-            assemble(model.readout.selector, rules, corrections, (), dtype, device)
+            assemble(model.readout.selector, rules, corrections, (), like.dtype, like.device)
+        filled(model, target, tensors, drafter_rules)
     for doubt in vocabulary_doubts(config, tensors) + tap_doubts(config):
         warnings.warn(f"{directory}: {doubt}", stacklevel=2)
-    return model.to(device=device, dtype=dtype)
+    return model
+
+
+def filled(
+    model: N,
+    target: Ends,
+    tensors: Mapping[str, Tensor],
+    rules_of: Callable[[Any, frozenset[str]], list[TensorRule]],
+) -> N:
+    """A network with the values of its file's tensors, and what it leaves out from its target.
+
+    rules_of: a network's configuration and the names of what is left out -> all other tensors.
+    """
+    like, shared = target.embed.weight, shared_tensors(model.config, target.spec, tensors)
+    attach_shared(model, target, shared)
+    rules = [rule.as_stored(tensors) for rule in rules_of(model.config, shared)]
+    assemble(model, rules, tensors, (D2T, T2D), like.dtype, like.device)
+    attach_vocabulary(model, tensors)
+    return model.to(device=like.device, dtype=like.dtype)
 
 
 def is_whole_model(tensors: Mapping[str, Tensor]) -> bool:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from peagle.drafters.kind import DFLASH, Kind
 from peagle.drafters.model import LayerCall, call_plainly
 from peagle.drafters.network import Network, NetworkConfig
-from peagle.drafters.proposer import Drafter, ProposerRows
+from peagle.drafters.peagle import PEagle
+from peagle.drafters.proposer import ProposerRows
 from peagle.drafters.readout import Readout
 from peagle.models.decoder import Attend, Attention, DecoderLayer
 from peagle.models.ends import Embedding
@@ -33,7 +34,6 @@ from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
 from peagle.ops.rope import rope_table, rotation_at
-from peagle.ops.tree import grow
 
 Mix = Callable[[int, Attention, Tensor], Tensor]
 """(layer, its attention, its input [rows, hidden_size]) -> what it adds, [rows, hidden_size]."""
@@ -269,18 +269,12 @@ class BlockModel(Network):
         return hidden
 
 
-class DFlash(Drafter):
-    """One pass over a block behind the newest token."""
-
-    branches = True
+class DFlash(PEagle):
+    """One pass over a block behind the newest token: P-EAGLE, whose slots stand one position
+    before."""
 
     def propose(self, rows: ProposerRows) -> Draft:
-        """As `PEagle`, whose slots stand one position before; every slot's draft is corrected."""
-        newest, readout = rows.newest, self.model.readout
+        """Every slot's draft is corrected."""
         # the block's first row is the newest token's own, which drafts nothing
-        output = rows.run(masks=rows.drafts + 1, first=newest)
-        before = None if readout.selector is None else newest
-        if not rows.nodes:
-            return Draft(readout.draft(output.normed, rows.drafts, rows.race, before=before))
-        found, pairs = readout.slots(output.normed, rows.drafts, rows.race, before=before)
-        return grow(found, pairs, rows.race, rows.nodes, rows.unbranched())
+        output = rows.run(masks=rows.drafts + 1, first=rows.newest)
+        return self.drafted(rows, output, rows.newest if self.model.readout.selector else None)

@@ -14,15 +14,14 @@ from peagle.drafters.checkpoint import (
     EMBEDDINGS,
     HEAD,
     T2D,
-    attach_shared,
-    attach_vocabulary,
+    filled,
+    ready,
     shared_tensors,
     write_network,
 )
 from peagle.drafters.config_file import SPECULATORS, config_problems, draft_windows, layers_json
 from peagle.drafters.correction import selector_rules
 from peagle.drafters.dflash import BlockConfig, BlockModel, ConvSpec, default_block_taps
-from peagle.drafters.quantization import quantize
 from peagle.drafters.selector import SelectorConfig
 from peagle.errors import InputError
 from peagle.files import replacing_directory
@@ -41,13 +40,11 @@ from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     TensorRule,
     about,
-    assemble,
     disassemble,
     mismatches,
     read_json,
     read_tensors,
 )
-from peagle.ops.packing import pack
 from peagle.speculative_config import DrafterFormat
 
 ARCHITECTURES = "DFlashDraftModel", "DFlash2DraftModel"
@@ -244,11 +241,7 @@ def load_dflash(
     directory: Path, target: Ends, quantization: DrafterFormat | None = None
 ) -> BlockModel:
     """A head ready for inference, rounded if asked. Otherwise as `read_dflash`."""
-    model = read_dflash(directory, target).requires_grad_(False).eval()
-    if quantization is not None:
-        quantize(model)
-    pack(model)
-    return model
+    return ready(read_dflash(directory, target), quantization)
 
 
 def read_dflash(directory: Path, target: Ends, max_length: int | None = None) -> BlockModel:
@@ -266,13 +259,8 @@ def read_dflash(directory: Path, target: Ends, max_length: int | None = None) ->
         raise InputError(f"{directory} does not fit its target: " + "; ".join(problems))
     with torch.device("meta"):
         model = BlockModel(config, max_length or target.max_length)
-    shared = shared_tensors(config, target.spec, tensors)
-    attach_shared(model, target, shared)
-    dtype, device = target.embed.weight.dtype, target.embed.weight.device
     with about(directory):
-        assemble(model, block_rules(config, shared), tensors, (D2T, T2D), dtype, device)
-        attach_vocabulary(model, tensors)
-    return model.to(device=device, dtype=dtype)
+        return filled(model, target, tensors, block_rules)
 
 
 def save_dflash(

@@ -1,6 +1,8 @@
 """P-EAGLE: K tokens from one pass, with K - 1 mask slots after the newest token."""
 
-from peagle.drafters.proposer import Drafter, ProposerRows
+from torch import Tensor
+
+from peagle.drafters.proposer import Drafter, Hidden, ProposerRows
 from peagle.ops.draft import Draft
 from peagle.ops.tree import grow
 
@@ -16,8 +18,12 @@ class PEagle(Drafter):
 
     def propose(self, rows: ProposerRows) -> Draft:
         """One pass over every request's known rows and mask slots."""
-        output, readout = rows.run(masks=rows.drafts - 1), self.model.readout
+        return self.drafted(rows, rows.run(masks=rows.drafts - 1))
+
+    def drafted(self, rows: ProposerRows, output: Hidden, before: Tensor | None = None) -> Draft:
+        """The drafts of slots that have run together. before: as of `Readout.draft`."""
+        readout, asked = self.model.readout, (output.normed, rows.drafts, rows.race)
         if not rows.nodes:
-            return Draft(readout.draft(output.normed, rows.drafts, rows.race))
-        found, pairs = readout.slots(output.normed, rows.drafts, rows.race)
+            return Draft(readout.draft(*asked, before=before))
+        found, pairs = readout.slots(*asked, before=before)
         return grow(found, pairs, rows.race, rows.nodes, rows.unbranched())
