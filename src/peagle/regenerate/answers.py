@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from peagle.config import SamplingParams
-from peagle.train.samples import Message
+from peagle.train.samples import Message, Tools
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,7 @@ class Answerer(Protocol):
     """
 
     async def chat(
-        self,
-        messages: Sequence[Message],
-        tools: list[dict[str, Any]] | None,
-        params: SamplingParams,
+        self, messages: Sequence[Message], tools: Tools | None, params: SamplingParams
     ) -> Regeneration:
         """The assistant's next turn."""
 

@@ -10,7 +10,7 @@ import httpx2
 from peagle.config import SamplingParams
 from peagle.errors import InputError
 from peagle.regenerate.answers import NoAnswerError, Regeneration
-from peagle.train.samples import Message
+from peagle.train.samples import Message, Tools
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Seconds before each retry, if the server does not say how long to wait."""
@@ -64,10 +64,7 @@ class Endpoint:
         self._variables = {"chat_template_kwargs": dict(variables)} if variables else {}
 
     async def chat(
-        self,
-        messages: Sequence[Message],
-        tools: list[dict[str, Any]] | None,
-        params: SamplingParams,
+        self, messages: Sequence[Message], tools: Tools | None, params: SamplingParams
     ) -> Regeneration:
         """The assistant's next turn."""
         shown = {"tools": tools} if tools else {}

@@ -11,7 +11,7 @@ from peagle.errors import ContextLengthError, InputError
 from peagle.live_request import ChatTurn
 from peagle.models.chat_template import render_chat
 from peagle.regenerate.answers import NoAnswerError, Regeneration
-from peagle.train.samples import Message
+from peagle.train.samples import Message, Tools
 
 
 class EngineAnswerer:
@@ -26,10 +26,7 @@ class EngineAnswerer:
         self._variables = {"add_generation_prompt": True, **(variables or {})}
 
     async def chat(
-        self,
-        messages: Sequence[Message],
-        tools: list[dict[str, Any]] | None,
-        params: SamplingParams,
+        self, messages: Sequence[Message], tools: Tools | None, params: SamplingParams
     ) -> Regeneration:
         """The assistant's next turn, read by the target's dialect."""
         try:

@@ -14,7 +14,7 @@ from peagle.errors import InputError
 from peagle.regenerate.answers import Answerer, NoAnswerError, Regeneration
 from peagle.regenerate.output import Output
 from peagle.train.digest import digest
-from peagle.train.samples import Chat, Continuation, Message, Sample, read_samples
+from peagle.train.samples import Chat, Continuation, Message, Sample, Tools, read_samples
 
 Conversation = Chat | Continuation
 QUESTIONERS = ("user", "tool")
@@ -219,9 +219,7 @@ def _is_result(message: Message | None) -> bool:
 
 
 def _record(
-    said: Sequence[Message],
-    answers: Mapping[int, Regeneration],
-    tools: list[dict[str, Any]] | None,
+    said: Sequence[Message], answers: Mapping[int, Regeneration], tools: Tools | None
 ) -> dict[str, Any]:
     """A conversation up to its last answer, each with what the target wrote."""
     messages = [

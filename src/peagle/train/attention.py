@@ -13,6 +13,8 @@ from peagle.train.mask import BLOCK, Visibility
 Weighed = tuple[Tensor, Tensor]
 """Attention over some keys, [1, heads, queries, head_dim], and the log-sum-exp of its scores,
 [1, heads, queries] in float32: enough to merge it with attention over other keys."""
+Inputs = tuple[Tensor, Tensor, Tensor]
+"""Query, key and value, shaped as in `Masked`."""
 
 
 class Masked:
@@ -98,11 +100,9 @@ class _AddDense(torch.autograd.Function):
         query, merged, total, rest, rest_sum, *seen = ctx.saved_tensors
         of_query, of_seen = torch.zeros_like(query), []
         for part, key, value, kept in zip(ctx.rows, seen[::2], seen[1::2], ctx.kept, strict=True):
+            inputs, of_part = (query[..., part, :], key, value), gradient[..., part, :]
             drawn = merged[..., part, :], total[..., part].contiguous()
-            inputs = query[..., part, :], key, value
-            of_query[..., part, :], *more = _dense_backward(
-                gradient[..., part, :], *inputs, *drawn, kept
-            )
+            of_query[..., part, :], *more = _dense_backward(of_part, inputs, drawn, kept)
             of_seen += more
         split = _compiled(_split) if query.is_cuda else _split
         return of_query, *split(gradient, merged, total, rest, rest_sum), None, *of_seen
@@ -132,22 +132,14 @@ def _dense(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, A
     return out, log_sum.view(out.shape[:-1]), kept
 
 
-def _dense_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    log_sum: Tensor,
-    kept: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    if query.device.type == "cpu":
-        return _plain_backward(gradient, query, key, value, out, log_sum)
-    *sizes, seed, offset = kept
-    inputs = _row_major(gradient), query, key, value, _row_major(out), log_sum[..., None]
+def _dense_backward(gradient: Tensor, inputs: Inputs, drawn: Weighed, kept: Any) -> Inputs:
+    """The gradients of query, key and value."""
+    if gradient.device.type == "cpu":
+        return _plain_backward(gradient, inputs, drawn)
+    (*sizes, seed, offset), (out, log_sum) = kept, drawn
+    given = _row_major(gradient), *inputs, _row_major(out), log_sum[..., None]
     backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
-    gradients: tuple[Tensor, Tensor, Tensor]
-    gradients = backward(*inputs, seed, offset, None, *sizes, 0.0, False)
+    gradients: Inputs = backward(*given, seed, offset, None, *sizes, 0.0, False)
     return gradients
 
 
@@ -168,9 +160,8 @@ def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> We
     return torch.exp(scores - log_sum[..., None]) @ _per_head(value, query), log_sum
 
 
-def _plain_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sum: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _plain_backward(gradient: Tensor, inputs: Inputs, drawn: Weighed) -> Inputs:
+    (query, key, value), (out, log_sum) = inputs, drawn
     shares = torch.exp(_scores(query, key) - log_sum[..., None])
     of_shares = gradient @ _per_head(value, query).mT
     of_scores = shares * (of_shares - (gradient * out).sum(-1, keepdim=True))

@@ -83,7 +83,7 @@ class FeatureCache:
         """
         try:
             if self._ranks.first:
-                self._claim(made_from(self._recipe, teacher, dtype, self._config, self._data))
+                self._claim(self._made_from(teacher, dtype))
             self._ranks.wait()
             self._drop_damaged(tell)
         except OSError as error:
@@ -118,6 +118,18 @@ class FeatureCache:
         for shard in self._shards:
             files[shard.split].append(found[shard.name])
         return CachedFeatures(files, self._rows_per_shard, self._device, dtype)
+
+    def _made_from(self, teacher: Teacher, dtype: torch.dtype) -> dict[str, object]:
+        """Everything that features depend on, keyed by the words an error uses for a mismatch."""
+        return {
+            "format": VERSION,
+            "backend, version or dtype": teacher.computed_by(dtype),
+            **teacher.fingerprint,
+            "taps": sorted(self._config.taps),
+            "row_length": self._recipe.row_length,
+            "feature_dtype": self._recipe.feature_dtype,
+            **{f"{split} rows": rows.digest for split, rows in self._data.items()},
+        }
 
     def _claim(self, expected: Mapping[str, object]) -> None:
         """Begin a directory, or check that this run continues it; removes unfinished files."""
@@ -273,25 +285,6 @@ class CachedFeatures(FeatureSource):
 def cache_bytes(recipe: Recipe, config: NetworkConfig, rows: int) -> int:
     """Bytes that the features of `rows` packed rows take on disk."""
     return rows * row_bytes(config, recipe.row_length, recipe.feature_dtype)
-
-
-def made_from(
-    recipe: Recipe,
-    teacher: Teacher,
-    dtype: torch.dtype,
-    config: NetworkConfig,
-    data: Mapping[Split, PackedRows],
-) -> dict[str, object]:
-    """Everything that features depend on, keyed by the words an error uses for a mismatch."""
-    return {
-        "format": VERSION,
-        "backend, version or dtype": teacher.computed_by(dtype),
-        **teacher.fingerprint,
-        "taps": sorted(config.taps),
-        "row_length": recipe.row_length,
-        "feature_dtype": recipe.feature_dtype,
-        **{f"{split} rows": rows.digest for split, rows in data.items()},
-    }
 
 
 def _checksum(path: Path) -> str:

@@ -11,6 +11,8 @@ from peagle.train.sources import read_records
 
 Message = dict[str, Any]
 """`role` and `content`, both text, and whatever else the chat template may use."""
+Tools = list[dict[str, Any]]
+"""Functions that the assistant may call, as the template takes them."""
 SPEAKERS = {
     "system": "system",
     "user": "user human",
@@ -34,8 +36,7 @@ class Chat:
 
     place: str
     messages: tuple[Message, ...]
-    tools: list[dict[str, Any]] | None = None
-    """Functions that the assistant may call, as the template takes them."""
+    tools: Tools | None = None
     token_ids: tuple[tuple[int, ...] | None, ...] = ()
     """What the target wrote, for each message; None where that is unknown, empty where all is."""
 
@@ -215,7 +216,7 @@ def _content(content: Any, what: str) -> str:
     return "".join(texts)
 
 
-def _tools(value: dict[str, Any], place: str) -> list[dict[str, Any]] | None:
+def _tools(value: dict[str, Any], place: str) -> Tools | None:
     """A sample's tools in OpenAI's form; in the data they may be bare functions."""
     tools = _objects(value.get("tools"), f"{place}: tools")
     return [tool if "function" in tool else _call(tool) for tool in tools] or None
