@@ -454,7 +454,7 @@ def test_a_stop_in_the_last_step_is_the_end(recipe_for, tmp_path: Path):
 def test_a_damaged_snapshot_is_refused(recipe_for, interrupted: Path):
     interrupted.write_bytes(interrupted.read_bytes()[:1000])
     recipe = recipe_for(interrupted.parent / "out", steps=21, evaluate_every=5)
-    with pytest.raises(InputError, match=r"is not a usable snapshot .*remove it to start over"):
+    with pytest.raises(InputError, match=r"is damaged or cut short .*remove it to start over"):
         prepare(recipe).run(print)
 
 

@@ -145,7 +145,7 @@ def test_a_file_is_awaited_and_a_damaged_one_is_named(server, targets, recipe_fo
         return told
 
     server.reply = damaged
-    with pytest.raises(InputError, match="is damaged, or no file of hidden states"):
+    with pytest.raises(InputError, match="is damaged or cut short"):
         features.document((5, 9, 4))
 
 

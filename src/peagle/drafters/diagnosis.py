@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from peagle.drafters.checkpoint import (
@@ -46,7 +45,14 @@ from peagle.models.loading import check_decoder
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.vllm_support import vllm_runs
-from peagle.models.weights import finite, mismatches, read_json, safetensors_files, shortened
+from peagle.models.weights import (
+    finite,
+    mismatches,
+    read_json,
+    read_tensor_file,
+    safetensors_files,
+    shortened,
+)
 
 T = TypeVar("T")
 UNKNOWN_TARGET = DecoderSpec(1, 1, 1_000 * (LayerSpec(AttentionSpec(1, 1, 1), MLPSpec(1)),))
@@ -188,10 +194,7 @@ def _read_tensors(directory: Path, problems: list[str]) -> dict[str, Tensor]:
     """The tensors of every readable file; unreadable files and bad values become problems."""
     tensors: dict[str, Tensor] = {}
     for file in _attempt(lambda: safetensors_files(directory), problems) or []:
-        try:
-            tensors |= load_file(file)
-        except (SafetensorError, OSError) as error:
-            problems.append(f"{file} is damaged or cut short ({error}); fetch or export it again")
+        tensors |= _attempt(partial(read_tensor_file, file), problems) or {}
     broken = [name for name, value in tensors.items() if not finite(value)]
     if broken:
         problems.append(

@@ -225,7 +225,7 @@ def tensor_names(directory: Path) -> set[str]:
     """Names of every tensor of a directory. Raises `InputError` for a damaged file."""
     names: set[str] = set()
     for file in safetensors_files(directory):
-        with _opened(file) as shard:
+        with opened(file) as shard:
             names.update(shard.keys())
     return names
 
@@ -244,7 +244,7 @@ def known_names(directory: Path) -> set[str]:
 def _tensors(files: Iterable[Path], wanted: Container[str] | None) -> Iterator[tuple[str, Tensor]]:
     found: dict[str, str] = {}
     for file in files:
-        with _opened(file) as shard:
+        with opened(file) as shard:
             for name in shard.keys():  # noqa: SIM118 (a safe_open handle is not a mapping)
                 if name in found:
                     raise InputError(f"{name} is both in {found[name]} and {file}; remove one")
@@ -254,13 +254,13 @@ def _tensors(files: Iterable[Path], wanted: Container[str] | None) -> Iterator[t
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    """A file's tensors. Raises `InputError` for a damaged file."""
+def opened(file: Path, advice: str = "fetch or export it again") -> Iterator[Any]:
+    """A file's tensors. Raises `InputError` for a damaged file, with what to do."""
     try:
         with safe_open(file, framework="pt") as shard:
             yield shard
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{file} is damaged or cut short: {error}") from None
+        raise InputError(f"{file} is damaged or cut short ({error}); {advice}") from None
 
 
 def finite(tensor: Tensor) -> bool:

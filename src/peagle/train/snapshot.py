@@ -1,19 +1,18 @@
 """Resumable state of a run: weights, optimizer and progress, in safetensors, never pickled."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from peagle.errors import InputError
 from peagle.files import locked, replacing
+from peagle.models.weights import opened
 from peagle.train.digest import digest
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import PackedRows
@@ -21,6 +20,7 @@ from peagle.train.recipe import Recipe
 
 SNAPSHOT = "snapshot.safetensors"
 """What follows the output's name."""
+START_OVER = "remove it to start over"
 
 
 @dataclass
@@ -71,12 +71,12 @@ def save_snapshot(
 def load_snapshot(path: Path, optimizer: DraftOptimizer, origin: Mapping[str, str]) -> Progress:
     """Restore a snapshot. Raises `InputError` as `check_snapshot` does, or for a wrong checksum."""
     check_snapshot(path, origin)
-    with _opened(path) as file:
+    with opened(path, START_OVER) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = file.metadata()
     said = metadata.get("progress", "")
     if metadata.get("sum") != _sum(said, tensors):
-        raise InputError(f"{path} is damaged: its checksum is another; remove it to start over")
+        raise InputError(f"{path} is damaged: its checksum is another; {START_OVER}")
     optimizer.restore(tensors)
     return Progress(**json.loads(said))
 
@@ -89,7 +89,7 @@ def _sum(said: str, tensors: Mapping[str, Tensor]) -> str:
 
 def check_snapshot(path: Path, origin: Mapping[str, str]) -> None:
     """Raise `InputError` when a snapshot has another origin or is damaged."""
-    with _opened(path) as file:
+    with opened(path, START_OVER) as file:
         metadata = file.metadata() or {}
     for what, value in origin.items():
         if metadata.get(what) != value:
@@ -97,17 +97,6 @@ def check_snapshot(path: Path, origin: Mapping[str, str]) -> None:
                 f"{path} is from {what}{_difference(metadata.get(what), value)}; go back to that, "
                 "change output, or remove the snapshot to start over"
             )
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{path} is not a usable snapshot ({error}); remove it to start over"
-        ) from None
 
 
 def _difference(before: str | None, now: str) -> str:
@@ -125,8 +114,8 @@ def _difference(before: str | None, now: str) -> str:
 def kept_step(path: Path) -> int | None:
     """The step that a run would resume from; None if there is no readable snapshot."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with opened(path) as file:
             metadata = file.metadata() or {}
         return int(json.loads(metadata["progress"])["step"])
-    except (SafetensorError, OSError, KeyError, ValueError):
+    except (InputError, KeyError, ValueError):
         return None

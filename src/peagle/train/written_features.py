@@ -15,11 +15,11 @@ from pathlib import Path
 
 import httpx2
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from peagle.errors import InputError, reason
+from peagle.errors import InputError
 from peagle.models.ends import Ends
+from peagle.models.weights import opened, read_tensor_file
 from peagle.train.digest import digest
 from peagle.train.features import Features, FeatureSource, Split, documents_in, placed
 from peagle.train.packing import Batch
@@ -58,7 +58,7 @@ class WrittenFeatures(FeatureSource):
         return Features(states[:, :-1].flatten(1), self._finish(states[:, -1]))
 
     def _states(self, path: Path, tokens: Sequence[int]) -> Tensor:
-        found = read_tensors_of(path)
+        found = read_tensor_file(path)
         states, ids = found.get("hidden_states"), found.get("token_ids")
         shape = [len(tokens), len(self._taps) + 1, self._ends.spec.hidden_size]
         if states is None or ids is None:
@@ -133,10 +133,7 @@ class SpeculatorsFeatures(WrittenFeatures):
     def __init__(self, ends: Ends, finish: Finish, taps: tuple[int, ...], directory: Path) -> None:
         super().__init__(ends, finish, taps)
         self._directory = directory
-        self._files = {
-            _key(read_tensors_of(path, "token_ids")["token_ids"].tolist()): path
-            for path in directory.glob("hs_*.safetensors")
-        }
+        self._files = {_key(_token_ids(path)): path for path in directory.glob("hs_*.safetensors")}
         if not self._files:
             pickled = any(directory.glob("*.pt")) or any(directory.glob("*.ckpt"))
             hint = "; pickle files are never read" * pickled
@@ -152,15 +149,10 @@ class SpeculatorsFeatures(WrittenFeatures):
         return self.read(path, tokens)
 
 
-def read_tensors_of(path: Path, *names: str) -> dict[str, Tensor]:
-    """A file's tensors, or some. Raises `InputError` for one that is damaged or no safetensors."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in names or file.keys()}
-    except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{path} is damaged, or no file of hidden states: {reason(error)}"
-        ) from None
+def _token_ids(path: Path) -> list[int]:
+    with opened(path) as file:
+        ids: list[int] = file.get_tensor("token_ids").tolist()
+        return ids
 
 
 def _key(tokens: Sequence[int]) -> str:
