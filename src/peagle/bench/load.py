@@ -45,22 +45,18 @@ class Workload(Protocol):
 
     def load(self, setups: Iterable[Setup]) -> None:
         """Load the weights that engines of these setups share. Raises `InputError`."""
-        ...
 
     def open(self, setup: Setup, concurrency: int, shared: bool = False) -> LLM:
         """An engine for at most `concurrency` requests.
 
         shared: whether others are open beside it, so that it may hold no more than it needs.
         """
-        ...
 
     def requests(self, case: Case, tokenizer: Any) -> list[Exchange]:
         """The requests of a case."""
-        ...
 
     def place(self, case: Case, index: int) -> str:
         """How messages name a request."""
-        ...
 
 
 class TooLongError(InputError):

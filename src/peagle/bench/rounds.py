@@ -22,11 +22,9 @@ class OpenCase(Protocol):
     @property
     def case(self) -> Case:
         """What it measures."""
-        ...
 
     def run(self, on_finish: Tick = lambda: None) -> Run:
         """Complete all requests once. Raises `InputError` where that is impossible."""
-        ...
 
 
 def take_turns(

@@ -223,11 +223,7 @@ class BlockModel(Network):
         return projected
 
     def forward(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        positions: Tensor,
-        attend: Attend,
+        self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend
     ) -> Tensor:
         """As `Network`, of known positions alone: their keys and values are all that is read."""
         rotation = rotation_at(self.rotations, positions)

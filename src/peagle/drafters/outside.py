@@ -27,7 +27,6 @@ class TextProposer(Protocol):
 
         text: the token ids of its prompt and of what the target has written so far.
         """
-        ...
 
 
 class Outside(Proposer):

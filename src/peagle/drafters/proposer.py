@@ -79,31 +79,25 @@ class ProposerRows(Protocol):
     @property
     def drafts(self) -> int:
         """Most drafts along a path."""
-        ...
 
     @property
     def nodes(self) -> int:
         """Drafts of each request where they branch; 0: they are a chain."""
-        ...
 
     @property
     def race(self) -> Race | None:
         """The draws that drafts are for; None where all requests are greedy."""
-        ...
 
     @property
     def texts(self) -> Texts:
         """The requests' texts; only for a proposer that needs the history."""
-        ...
 
     @property
     def newest(self) -> Tensor:
         """[requests] the newest token of each; only for a proposer with a network."""
-        ...
 
     def unbranched(self) -> Tensor:
         """[requests] which of the requests' drafts must be a chain, though they may branch."""
-        ...
 
     def run(self, masks: int, first: Tensor | None = None) -> Hidden:
         """A network's pass over the positions that it has not seen, then `masks` mask slots.
@@ -112,12 +106,10 @@ class ProposerRows(Protocol):
         None: the mask token.
         What is read are the newest token's row and the mask slots': [requests * (masks + 1)] rows.
         """
-        ...
 
     def after(self, tokens: Tensor, features: Tensor) -> Self:
         """One further row for each request: that of its draft [requests], with a feature
         [requests, hidden_size]."""
-        ...
 
 
 class Proposer(ABC):

@@ -26,14 +26,7 @@ from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts, RoutedExperts, ScaledExperts
 from peagle.ops.norm import HeadNorm, RMSNorm, normalized
 from peagle.ops.packing import LeanModule
-from peagle.ops.rope import (
-    RopeConfig,
-    Rotation,
-    apply_rope,
-    query_scales,
-    rope_table,
-    rotation_at,
-)
+from peagle.ops.rope import RopeConfig, Rotation, apply_rope, query_scales, rope_table, rotation_at
 from peagle.ops.rows import take
 from peagle.ops.sandwich import Mixture
 from peagle.ops.swiglu import swiglu

@@ -15,14 +15,7 @@ from peagle.device import require_memory
 from peagle.errors import InputError
 from peagle.models.ends import Ends
 from peagle.models.families import has_family, read_spec
-from peagle.models.families.config import (
-    ROPE_KINDS,
-    Values,
-    attention,
-    num_layers,
-    reading,
-    sizes,
-)
+from peagle.models.families.config import ROPE_KINDS, Values, attention, num_layers, reading, sizes
 from peagle.models.loading import Stored
 from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec, NormSpec
 from peagle.models.weights import read_json, shortened

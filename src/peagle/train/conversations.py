@@ -10,14 +10,7 @@ from typing import Any, Literal
 from peagle.errors import InputError
 from peagle.train.own_answers import check_ids, own_documents
 from peagle.train.packing import Document
-from peagle.train.samples import (
-    Chat,
-    Continuation,
-    Passage,
-    Sample,
-    TokenIds,
-    read_samples,
-)
+from peagle.train.samples import Chat, Continuation, Passage, Sample, TokenIds, read_samples
 from peagle.train.template import ChatTemplate
 
 Overlong = Literal["cut", "split", "drop"]

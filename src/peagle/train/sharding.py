@@ -12,11 +12,7 @@ from peagle.train.parallel import Ranks
 
 
 def load_sharded(
-    directory: Path,
-    dtype: torch.dtype,
-    device: torch.device,
-    ranks: Ranks,
-    lora: str | None = None,
+    directory: Path, dtype: torch.dtype, device: torch.device, ranks: Ranks, lora: str | None = None
 ) -> Decoder:
     """A target of which a device holds only its parts of the layers and the layer that is running.
 

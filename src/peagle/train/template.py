@@ -9,12 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from peagle.errors import InputError
-from peagle.models.chat_template import (
-    render_chat,
-    template_source,
-    template_tools,
-    template_turns,
-)
+from peagle.models.chat_template import render_chat, template_source, template_tools, template_turns
 from peagle.train.packing import Document
 from peagle.train.samples import Chat, Message
 

@@ -35,13 +35,7 @@ from peagle.train.partition import ParallelPass, PartitionedPass, Pass, PassLoss
 from peagle.train.recipe import Recipe
 from peagle.train.schedule import Schedule
 from peagle.train.segment import elements_per_segment
-from peagle.train.snapshot import (
-    Progress,
-    load_snapshot,
-    output_lock,
-    save_snapshot,
-    snapshot_path,
-)
+from peagle.train.snapshot import Progress, load_snapshot, output_lock, save_snapshot, snapshot_path
 from peagle.train.unroll import SequentialPass
 from peagle.transfer import to_device
 

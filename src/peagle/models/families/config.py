@@ -11,14 +11,7 @@ from typing import Any
 from peagle.errors import InputError
 from peagle.files import read_yaml
 from peagle.models.quantization import quantization_of
-from peagle.models.spec import (
-    AttentionSpec,
-    DecoderSpec,
-    ExpertsSpec,
-    LayerSpec,
-    MLPSpec,
-    NormSpec,
-)
+from peagle.models.spec import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec, MLPSpec, NormSpec
 from peagle.ops.rope import RopeConfig
 
 Values = Mapping[str, Any]

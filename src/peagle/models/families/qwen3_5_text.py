@@ -9,13 +9,7 @@ from peagle.errors import InputError
 from peagle.models.families import config
 from peagle.models.families.config import FULL, Values
 from peagle.models.families.family import Family
-from peagle.models.spec import (
-    AttentionSpec,
-    DecoderSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    NormSpec,
-)
+from peagle.models.spec import AttentionSpec, DecoderSpec, FeedForwardSpec, LayerSpec, NormSpec
 from peagle.ops.delta_net import DeltaHeads
 
 LINEAR = "linear_attention"
