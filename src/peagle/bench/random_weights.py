@@ -31,9 +31,7 @@ OUTPUTS = "out.weight", "down.weight", ".down"
 """Ends of the names of the weights by which layers add to the stream."""
 PRODUCTS = "qkv.weight", "qkvz.weight", "gate_up.weight", ".gate_up", *OUTPUTS
 PACKED: dict[str | None, tuple[str, ...]] = {
-    "fp8": PRODUCTS,
-    "int4": PRODUCTS,
-    "nvfp4": PRODUCTS,
+    **dict.fromkeys(("fp8", "int4", "nvfp4"), PRODUCTS),
     "mxfp4": ("mlp.gate_up", "mlp.down"),
 }
 """Of those that are packed."""

@@ -36,8 +36,10 @@ WORDS = "text", "content", "reasoning", "reasoning_content"
 """Where answers have text; thoughts may be there under both names."""
 CONTENT = "text", "content"
 """Those that a conversation goes on from."""
+SENT = {"max_tokens", "temperature", "seed", "ignore_eos"}
+"""Sampling fields that are always sent."""
 CHANGED = {"stop", "top_k", "top_p", "min_p"}
-"""Sampling fields that are sent where they are not the default."""
+"""Those that are sent where they are not the default."""
 
 
 class RequestFailedError(Exception):
@@ -183,15 +185,12 @@ class Server:
         body: dict[str, Any] = {
             "model": self.model,
             **asked,
-            "max_tokens": params.max_tokens,
-            "temperature": params.temperature,
-            "seed": params.seed,
+            **params.model_dump(include=SENT),
+            **params.model_dump(include=CHANGED, exclude_defaults=True),
             "stream": True,
             "stream_options": {"include_usage": True},
-            "ignore_eos": params.ignore_eos,
             "cache_salt": salt,
         }
-        body |= params.model_dump(include=CHANGED, exclude_defaults=True)
         return {name: value for name, value in body.items() if name not in self.refused}
 
 

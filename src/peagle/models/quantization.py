@@ -26,29 +26,15 @@ SUPPORTED = (
 )
 BESIDE = "hf_quant_config.json"
 """Where modelopt says it, too or alone."""
-LEFT_OUT = (
-    ".input_scale",
-    ".input_global_scale",
-    ".activation_scale",
-    ".activation_scale_ub",
-    ".input_scale_ub",
-)
-"""Ends of the names of scales for activations, which are kept in 16 bits."""
+LEFT_OUT = re.compile(r"\.(input|activation)(_global)?_scale(_ub)?$")
+"""Names of scales for activations, which are kept in 16 bits."""
 STOPS = {
     ".pre_quant_scale": "inputs of products are scaled (pre_quant_scale), which is not supported",
     ".svdquant_lora_a": "low-rank parts beside the weights (svdquant_lora) are not supported",
 }
 """Ends of the names of tensors without which weights would be others, and what is said of them."""
-PRODUCTS = (
-    "qkv.weight",
-    "qkvz.weight",
-    "out.weight",
-    "gate_up.weight",
-    "down.weight",
-    "head.weight",
-)
-EXPERTS = (".gate_up", ".down")
-"""How our names of weights end that may be in few bits: those of products, and of experts."""
+IN_FEW_BITS = re.compile(r"(qkvz?|out|gate_up|down|head)\.weight$|\.(gate_up|down)$")
+"""Our names of weights that may be in few bits: those of products, and of experts."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +70,7 @@ class Quantization:
             layout = self._of_parts(each.theirs, names)
             if layout is None:
                 continue
-            if not rule.ours.endswith(PRODUCTS + EXPERTS):
+            if not IN_FEW_BITS.search(rule.ours):
                 raise InputError(
                     f"{rule.theirs[0]} has scales; peagle reads {layout.label} in products of "
                     "attention, MLP, experts and head alone; vLLM serves others"
@@ -125,7 +111,7 @@ class Quantization:
             for end, words in STOPS.items():
                 if name.endswith(end):
                     raise InputError(f"{name}: {words}; vLLM serves such")
-        return {name for name in names if name.endswith(LEFT_OUT)}
+        return {name for name in names if LEFT_OUT.search(name)}
 
 
 def read_quantization(directory: Path) -> Quantization:

@@ -89,14 +89,8 @@ class Endpoint:
         self, path: str, asked: dict[str, Any], params: SamplingParams
     ) -> tuple[dict[str, Any], int]:
         """The one choice of a request, and its number of tokens."""
-        body = {
-            "model": self._model,
-            **asked,
-            "max_tokens": params.max_tokens,
-            "temperature": params.temperature,
-        }
-        if params.temperature > 0:
-            body["seed"] = params.seed
+        sent = {"max_tokens", "temperature", *(["seed"] if params.temperature > 0 else [])}
+        body = {"model": self._model, **asked, **params.model_dump(include=sent)}
         try:
             answer = await self._post(path, {**body, **self._more})
         except NoAnswerError as error:
