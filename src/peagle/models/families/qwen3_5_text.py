@@ -14,13 +14,7 @@ from peagle.ops.delta_net import DeltaHeads
 
 LINEAR = "linear_attention"
 GATES = (None, "silu", "swish")
-DELTA_KEYS = (
-    "num_key_heads",
-    "num_value_heads",
-    "key_head_dim",
-    "value_head_dim",
-    "conv_kernel_dim",
-)
+DELTA_KEYS = "num_key_heads num_value_heads key_head_dim value_head_dim conv_kernel_dim"
 """Keys of `DeltaHeads`, in its order."""
 
 
@@ -55,7 +49,7 @@ def _layer_types(values: Values) -> list[str]:
 
 
 def _delta_heads(values: Values) -> DeltaHeads:
-    heads = DeltaHeads(*config.sizes(values, *(f"linear_{name}" for name in DELTA_KEYS)))
+    heads = DeltaHeads(*config.sizes(values, *(f"linear_{name}" for name in DELTA_KEYS.split())))
     if heads.num_value_heads % heads.num_key_heads:
         raise InputError(
             f"{heads.num_value_heads} value heads cannot share {heads.num_key_heads} key heads "
