@@ -170,6 +170,7 @@ def tiny_recipe(targets: dict[str, Target], answers: Path, output: Path, **chang
         "num_speculative_tokens": 4,
         "row_length": 96,
         "rows_per_step": 4,
+        "rows_per_pass": 2,
         "steps": 60,
         "learning_rate": 1e-2,
         "warmup_steps": 5,

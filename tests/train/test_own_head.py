@@ -69,6 +69,7 @@ def recipe_of(data: Data, output: Path, **changes: Any) -> Recipe:
         "num_speculative_tokens": K,
         "row_length": 96,
         "rows_per_step": 4,
+        "rows_per_pass": 2,
         "steps": 40,
         "learning_rate": 1e-2,
         "warmup_steps": 5,

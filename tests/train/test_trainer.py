@@ -211,7 +211,7 @@ def test_a_frozen_head_stays_the_targets(targets, recipe_for, tmp_path: Path, me
 
 MEMORY = [
     {"rows_per_pass": 3},
-    {"rows_per_pass": 4},
+    {"rows_per_pass": 1},
     {"elements_per_segment": 17},
     {"rows_per_pass": 4, "elements_per_segment": 50, "activation_checkpointing": True},
 ]
