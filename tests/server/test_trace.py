@@ -5,14 +5,14 @@ from families import tokenizer
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from peagle.server.trace import TextOffsets, token_bytes, token_name, token_text
+from peagle.server.trace import TextOffsets, TokenTexts
 
 
 def test_the_bytes_of_a_token_of_any_other_tokenizer_are_its_texts():
     raw = Tokenizer(models.WordLevel({"▁ok": 0, "日": 1}, unk_token="日"))
     raw.decoder = decoders.Metaspace()
     own = PreTrainedTokenizerFast(tokenizer_object=raw)
-    assert [token_bytes(own, token) for token in (0, 1)] == [b" ok", "日".encode()]
+    assert [TokenTexts(own).data(token) for token in (0, 1)] == [b" ok", "日".encode()]
 
 
 def test_a_part_of_a_character_stands_where_the_character_does():
@@ -50,20 +50,20 @@ def stripping() -> Any:
 @pytest.mark.parametrize("pieces", [[2, 4, 5], [2, 2, 1, 4], [3, 2], [2, 7, 8, 2], [4, 2]])
 def test_a_token_has_the_space_that_its_text_begins_with(pieces: list[int]):
     tokenizer = stripping()
-    data = b"".join(token_bytes(tokenizer, token) for token in pieces)
+    data = b"".join(map(TokenTexts(tokenizer).data, pieces))
     whole = tokenizer.decode(pieces)
     assert data.decode() == (f" {whole}" if WORDS[pieces[0]].startswith("\u2581") else whole)
 
 
 def test_tokens_are_named_by_text_or_id():
     tokenizer = stripping()
-    assert [token_name(tokenizer, token, None) for token in (1, 2, 6)] == [" ", " Hello", "\ufffd"]
-    assert token_name(tokenizer, 2, True) == "token_id:2"
+    assert [*map(TokenTexts(tokenizer).name, (1, 2, 6))] == [" ", " Hello", "\ufffd"]
+    assert TokenTexts(tokenizer, as_ids=True).name(2) == "token_id:2"
 
 
 def test_part_of_a_character_is_told_by_its_bytes():
-    assert token_bytes(stripping(), 6) == b"\xe4"
+    assert TokenTexts(stripping()).data(6) == b"\xe4"
     own = tokenizer("qwen3")
     first, *rest = own.encode("日", add_special_tokens=False)
-    assert token_text(own, first) == "\ufffd"
-    assert b"".join(token_bytes(own, token) for token in (first, *rest)) == "日".encode()
+    assert TokenTexts(own).text(first) == "\ufffd"
+    assert b"".join(map(TokenTexts(own).data, (first, *rest))) == "日".encode()

@@ -12,8 +12,8 @@
   `spans` (traces).
 - Bodies: `body` (strict objects), `body_route` (read in one pass), `protocol` (fields), `variants`,
   `messages`, `tool_body` and `tools`, `sampling` (fields to `SamplingParams`).
-- Routes: `completions`, `chat`, `anthropic` (Messages), `responses`, over `service`, which admits,
-  counts and drains; `auditor` checks what it has served.
+- Routes: `completions`, `chat`, `anthropic` (Messages), `responses`, `tokens`, over `service`,
+  which admits, counts and drains; `auditor` checks what it has served.
 - Answers: `delivery` (whole or as events), `answer` (as choices), `parts` (as newer APIs tell it),
   `trace` (tokens and scores).
 """

@@ -13,6 +13,7 @@ from peagle.server.errors import APIError
 from peagle.server.middleware import GIVEN_ID
 from peagle.server.protocol import ChatBody, GenerationBody, StreamOptions
 from peagle.server.service import Job, Service
+from peagle.server.trace import TokenTexts
 from peagle.speculation import DraftTotals
 
 DONE = b"data: [DONE]\n\n"
@@ -39,7 +40,8 @@ class Choices(ABC):
             "created": int(time.time()),
             "model": service.settings.model_names[0],
         }
-        self._tokenizer, self._job, self._asked = service.llm.tokenizer, job, body
+        self._tokens = TokenTexts(service.llm.tokenizer, body.return_tokens_as_token_ids)
+        self._job, self._asked = job, body
         self._wanted = body.stream_options or StreamOptions()
         self._written = 0
         self._unsaid: list[list[int]] = [[] for _ in job.prepared]

@@ -10,30 +10,42 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 
 from peagle.async_llm import AsyncLLM
-from peagle.server.anthropic.body import MessagesBody
 from peagle.server.anthropic.route import count_tokens, create_message
 from peagle.server.body_route import BodyRoute, validated
-from peagle.server.chat import chat, render
+from peagle.server.chat import chat
 from peagle.server.completions import complete
-from peagle.server.errors import AnthropicErrorBody, APIError, ErrorBody, register_errors
+from peagle.server.errors import AnthropicErrorBody, ErrorBody, register_errors
 from peagle.server.middleware import AccessLog, Authentication, HeadRequests, SizeLimits
-from peagle.server.protocol import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    Invocation,
-    TokenizeBody,
-)
-from peagle.server.responses.body import ResponsesBody
+from peagle.server.protocol import ChatBody, CompletionBody, Invocation
 from peagle.server.responses.route import respond
 from peagle.server.service import Service
 from peagle.server.settings import ServerSettings
+from peagle.server.tokens import detokenize, tokenize
+
+
+async def invoke(body: Invocation, request: Request) -> Response:
+    """SageMaker's route: a body with messages is a conversation, one with a prompt is not."""
+    if "messages" in body.root:
+        return await chat(validated(ChatBody, body.root), request)
+    return await complete(validated(CompletionBody, body.root), request)
+
 
 Answers = dict[int | str, dict[str, Any]]
 Endpoint = Callable[..., Coroutine[Any, Any, Response | Mapping[str, Any]]]
 REFUSALS: Answers = {status: {"model": ErrorBody} for status in ("4XX", "5XX")}
 ANTHROPIC_REFUSALS: Answers = {status: {"model": AnthropicErrorBody} for status in ("4XX", "5XX")}
 ANSWER: Answers = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
+ROUTES: Mapping[str, tuple[Endpoint, Answers]] = {
+    "/v1/completions": (complete, ANSWER),
+    "/v1/chat/completions": (chat, ANSWER),
+    "/invocations": (invoke, ANSWER),
+    "/v1/responses": (respond, ANSWER),
+    "/v1/messages": (create_message, ANSWER | ANTHROPIC_REFUSALS),
+    "/v1/messages/count_tokens": (count_tokens, ANTHROPIC_REFUSALS),
+    "/tokenize": (tokenize, {}),
+    "/detokenize": (detokenize, {}),
+}
+"""Those that take a body, each with its endpoint, and the answers besides the usual refusals."""
 
 
 def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
@@ -50,9 +62,15 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     )
     app.state.service = service
     register_errors(app)
-    _add_generation(app, service)
-    _add_translations(app, service)
-    _add_tokens(app, service)
+    for path, (endpoint, answers) in ROUTES.items():
+        app.router.add_api_route(
+            path,
+            endpoint,
+            methods=["POST"],
+            responses=answers,
+            response_model=None,
+            route_class_override=BodyRoute,
+        )
     _add_state(app, service)
     app.add_middleware(HeadRequests)
     app.add_middleware(Authentication, keys=settings.api_keys)
@@ -68,89 +86,6 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
             allow_private_network=True,
         )
     return app
-
-
-def _add_generation(app: FastAPI, service: Service) -> None:
-    async def completions(body: CompletionBody, request: Request) -> Response:
-        """Complete prompts."""
-        return await complete(service, body, request)
-
-    async def chat_completions(body: ChatBody, request: Request) -> Response:
-        """Continue a conversation."""
-        return await chat(service, body, request)
-
-    async def invocations(body: Invocation, request: Request) -> Response:
-        """SageMaker's route: a body with messages is a conversation, one with a prompt is not."""
-        if "messages" in body.root:
-            return await chat(service, validated(ChatBody, body.root), request)
-        return await complete(service, validated(CompletionBody, body.root), request)
-
-    _add_route(app, "/v1/completions", completions, ANSWER)
-    _add_route(app, "/v1/chat/completions", chat_completions, ANSWER)
-    _add_route(app, "/invocations", invocations, ANSWER)
-
-
-def _add_translations(app: FastAPI, service: Service) -> None:
-    """Other APIs for chat completions."""
-
-    async def responses(body: ResponsesBody, request: Request) -> Response:
-        """Continue a conversation of items, all of which the request holds."""
-        return await respond(service, body, request)
-
-    async def messages(body: MessagesBody, request: Request) -> Response:
-        """Continue a conversation, in Anthropic's form."""
-        return await create_message(service, body, request)
-
-    async def message_tokens(body: MessagesBody, request: Request) -> Response:
-        """Count the tokens of a conversation, in Anthropic's form."""
-        return await count_tokens(service, body)
-
-    _add_route(app, "/v1/responses", responses, ANSWER)
-    _add_route(app, "/v1/messages", messages, {**ANSWER, **ANTHROPIC_REFUSALS})
-    _add_route(app, "/v1/messages/count_tokens", message_tokens, ANTHROPIC_REFUSALS)
-
-
-def _add_route(app: FastAPI, path: str, endpoint: Endpoint, answers: Answers) -> None:
-    """Add a route whose endpoint parses no body itself."""
-    app.router.add_api_route(
-        path,
-        endpoint,
-        methods=["POST"],
-        responses=answers,
-        response_model=None,
-        route_class_override=BodyRoute,
-    )
-
-
-def _add_tokens(app: FastAPI, service: Service) -> None:
-    async def tokenize(body: TokenizeBody, request: Request) -> dict[str, Any]:
-        """Token ids of a text, or of messages through the chat template."""
-        service.check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise APIError(400, "give prompt or messages", "prompt")
-        added = body.add_special_tokens
-        if body.messages is not None:
-            variables = body.variables(body.tools or ())
-            given = body.messages, variables, bool(added)
-            ids = await service.aside(render, service.llm, *given)
-        else:
-            ids = await service.tokenize(body.prompt or "", added is not False)
-        limit = service.llm.engine.max_length
-        found = {"tokens": ids, "count": len(ids), "max_model_len": limit}
-        if body.return_token_strs:
-            found["token_strs"] = service.llm.tokenizer.convert_ids_to_tokens(ids)
-        return found
-
-    async def detokenize(body: DetokenizeBody, request: Request) -> dict[str, str]:
-        """The text of token ids."""
-        service.check_model(body.model)
-        vocab = service.llm.engine.vocab_size
-        if not all(0 <= token < vocab for token in body.tokens):
-            raise APIError(400, f"token ids are 0 to {vocab - 1}", "tokens")
-        return {"prompt": await service.detokenize(body.tokens)}
-
-    _add_route(app, "/tokenize", tokenize, {})
-    _add_route(app, "/detokenize", detokenize, {})
 
 
 def _add_state(app: FastAPI, service: Service) -> None:

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from peagle.preparation import LARGE, SIZE
 from peagle.server.delivery import unless_gone
 from peagle.server.errors import CLIENT_GONE, APIError
+from peagle.server.service import Service
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -50,7 +51,7 @@ class BodyRoute(APIRoute):
         if len(data) <= LARGE:
             body = self._read(data)
         else:
-            body = await request.app.state.service.aside(self._read, data)
+            body = await Service.of(request).aside(self._read, data)
         found = await self.endpoint(body, request)
         return found if isinstance(found, Response) else JSONResponse(found)
 

@@ -24,17 +24,12 @@ from peagle.server.protocol import ChatBody
 from peagle.server.sampling import sampling_params, structured_outputs
 from peagle.server.service import Job, Service
 from peagle.server.tools import tool_use
-from peagle.server.trace import (
-    json_score,
-    prompt_scores,
-    speculation_trace,
-    token_bytes,
-    token_name,
-)
+from peagle.server.trace import json_score
 
 
-async def chat(service: Service, body: ChatBody, request: Request) -> Response:
+async def chat(body: ChatBody, request: Request) -> Response:
     """Continue a conversation."""
+    service = Service.of(request)
     async with contextlib.AsyncExitStack() as running:
         job = await begin(service, body, running)
         choices = ChatChoices(service, job, body, request)
@@ -50,7 +45,6 @@ async def begin(service: Service, body: ChatBody, running: contextlib.AsyncExitS
     if body.top_logprobs and not body.logprobs:
         raise APIError(400, "top_logprobs needs logprobs", "top_logprobs")
     n, limits = body.choices, service.settings.limits
-    service.check_choices(n)
     use = tool_use(body, limits)
     structured = structured_outputs(body, limits)
     running.enter_context(service.admit(n))
@@ -59,7 +53,7 @@ async def begin(service: Service, body: ChatBody, running: contextlib.AsyncExitS
         body,
         service.sampling_defaults,
         limits,
-        body.most_tokens(service.room_after(prompt)),
+        body.most_tokens(max(service.llm.engine.max_length - len(prompt), 1)),
         (body.top_logprobs or 0) if body.logprobs else None,
         structured,
     )
@@ -124,7 +118,7 @@ class ChatChoices(Choices):
 
     def shared(self, done: Sequence[Completion]) -> Json:
         """The prompt's log-probabilities, which all choices share; where they are asked for."""
-        return prompt_scores(self._tokenizer, done[0], self._body.prompt_logprobs)
+        return self._tokens.prompt_scores(done[0], self._body.prompt_logprobs)
 
     def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
         """What a chunk adds to its choice: a delta for each event, none where nothing is said."""
@@ -145,7 +139,7 @@ class ChatChoices(Choices):
             choices[-1]["logprobs"] = logprobs
             choices[-1]["finish_reason"] = _reason(chunk.completion) if chunk.completion else None
             if self._body.traced:
-                choices[-1]["speculation"] = speculation_trace(self._tokenizer, chunk)
+                choices[-1]["speculation"] = self._tokens.trace(chunk)
         return choices
 
     def _delta(self, index: int, event: Event) -> Json:
@@ -190,8 +184,7 @@ class ChatChoices(Choices):
         }
 
     def _scored(self, token: int, score: float) -> Json:
-        data = token_bytes(self._tokenizer, token)
-        name = token_name(self._tokenizer, token, self._body.return_tokens_as_token_ids)
+        name, data = self._tokens.name(token), self._tokens.data(token)
         return {"token": name, "logprob": json_score(score), "bytes": list(data)}
 
 

@@ -1,8 +1,8 @@
 """`POST /v1/completions`."""
 
 import contextlib
-import functools
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import Request, Response
 
@@ -15,22 +15,15 @@ from peagle.server.errors import APIError
 from peagle.server.protocol import CompletionBody
 from peagle.server.sampling import sampling_params, structured_outputs
 from peagle.server.service import Job, Service
-from peagle.server.trace import (
-    TextOffsets,
-    json_score,
-    prompt_scores,
-    speculation_trace,
-    token_bytes,
-    token_name,
-    token_text,
-)
+from peagle.server.trace import TextOffsets, json_score
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default."""
 
 
-async def complete(service: Service, body: CompletionBody, request: Request) -> Response:
+async def complete(body: CompletionBody, request: Request) -> Response:
     """Complete one or several prompts."""
+    service = Service.of(request)
     service.check_model(body.model)
     prompts, limits = _prompts(body), service.settings.limits
     params = sampling_params(
@@ -42,7 +35,6 @@ async def complete(service: Service, body: CompletionBody, request: Request) -> 
         structured_outputs(body, limits),
     )
     n = body.choices
-    service.check_choices(len(prompts) * n)
     async with contextlib.AsyncExitStack() as running:
         running.enter_context(service.admit(len(prompts) * n))
         if body.add_special_tokens is False:
@@ -71,11 +63,10 @@ class CompletionChoices(Choices):
     ) -> None:
         """prompts: of each of the job's sequences, as the client gave it."""
         super().__init__(service, job, body, request)
-        self._body = body
-        self._echo = [self._said(prompt) if body.echo else "" for prompt in prompts]
+        self._body, tokenizer = body, service.llm.tokenizer
+        self._echo = [_said(tokenizer, prompt) if body.echo else "" for prompt in prompts]
         self._offsets = [TextOffsets() for _ in prompts]
-        self._special = frozenset(self._tokenizer.all_special_ids)
-        self._text = functools.cache(functools.partial(token_text, self._tokenizer))
+        self._special = frozenset(tokenizer.all_special_ids)
 
     def choice(self, index: int, completion: Completion) -> Json:
         """A finished choice."""
@@ -84,7 +75,7 @@ class CompletionChoices(Choices):
             "text": self._echo[index] + completion.text,
             "finish_reason": completion.finish_reason,
             "logprobs": self._logprobs(index, completion),
-            **prompt_scores(self._tokenizer, completion, self._body.prompt_logprobs),
+            **self._tokens.prompt_scores(completion, self._body.prompt_logprobs),
         }
 
     def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
@@ -97,7 +88,7 @@ class CompletionChoices(Choices):
             "logprobs": self._logprobs(index, chunk),
         }
         if self._body.traced:
-            delta["speculation"] = speculation_trace(self._tokenizer, chunk)
+            delta["speculation"] = self._tokens.trace(chunk)
         return [delta]
 
     def _logprobs(self, index: int, part: Completion | Chunk) -> Json | None:
@@ -108,7 +99,7 @@ class CompletionChoices(Choices):
         tokens = [*self._job.prepared[index].tokens[: len(before)], *part.token_ids]
         logprobs = [*before, *part.logprobs]
         return {
-            "tokens": [*map(self._name, tokens)],
+            "tokens": [*map(self._tokens.name, tokens)],
             "token_logprobs": [one and json_score(one.chosen) for one in logprobs],
             "top_logprobs": [one and self._top(one) for one in logprobs],
             "text_offset": [self._offset(index, token) for token in tokens],
@@ -116,22 +107,19 @@ class CompletionChoices(Choices):
 
     def _offset(self, index: int, token: int) -> int:
         """The next token's place in the text, with the special tokens that the client wrote."""
-        offsets, text = self._offsets[index], self._text(token)
+        offsets, text = self._offsets[index], self._tokens.text(token)
         hidden = token in self._special and not self._echo[index].startswith(text, offsets.length)
-        return offsets.add(b"" if hidden else token_bytes(self._tokenizer, token))
-
-    def _said(self, prompt: str | list[int]) -> str:
-        if isinstance(prompt, str):
-            return prompt
-        return detokenize(self._tokenizer, prompt, skip_special=True)
+        return offsets.add(b"" if hidden else self._tokens.data(token))
 
     def _top(self, logprobs: TokenLogprobs) -> dict[str, float]:
         asked = logprobs.top[: self._body.logprobs]
         pairs = reversed(asked)  # among tokens with the same text the likeliest stays
-        return {self._name(token): json_score(score) for token, score in pairs}
+        return {self._tokens.name(token): json_score(score) for token, score in pairs}
 
-    def _name(self, token: int) -> str:
-        return token_name(self._tokenizer, token, self._body.return_tokens_as_token_ids)
+
+def _said(tokenizer: Any, prompt: str | list[int]) -> str:
+    """A prompt as it stands before its completion."""
+    return prompt if isinstance(prompt, str) else detokenize(tokenizer, prompt, skip_special=True)
 
 
 def _prompts(body: CompletionBody) -> list[str | list[int]]:

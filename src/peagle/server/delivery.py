@@ -43,23 +43,18 @@ class Answer(Protocol):
 
     def whole(self, done: Sequence[Completion]) -> Json:
         """The answer as one object."""
-        ...
 
     def begin(self) -> Iterable[bytes]:
         """A stream's events before any token."""
-        ...
 
     def add(self, index: int, chunk: Chunk) -> Iterable[bytes]:
         """The events of a chunk of sequence `index`; perhaps nothing yet."""
-        ...
 
     def end(self, done: Sequence[Completion]) -> Iterable[bytes]:
         """A stream's last events."""
-        ...
 
     def fail(self, refusal: APIError) -> bytes:
         """A stream's last event, where it cannot go on."""
-        ...
 
 
 async def deliver(
@@ -78,8 +73,7 @@ async def deliver(
     size = sum(map(_size, done))
     if size <= LARGE:
         return JSONResponse(answer.whole(done))
-    service: Service = request.app.state.service
-    return await service.aside(lambda: JSONResponse(answer.whole(done)), size=size)
+    return await Service.of(request).aside(lambda: JSONResponse(answer.whole(done)), size=size)
 
 
 def _size(done: Completion) -> int:

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fastapi import Request
+
 from peagle.async_llm import AsyncLLM, Batch
 from peagle.completion import Chunk
 from peagle.config import SamplingParams
-from peagle.detokenizer import detokenize
 from peagle.encoder import Prompt
 from peagle.live_request import ChatTurn, Prepared
 from peagle.llm import LLM
@@ -77,6 +78,11 @@ class Service:
             idle = self._is_idle
             self.auditor = Auditor(llm, settings, self.metrics, idle, self._distrust)
 
+    @staticmethod
+    def of(request: Request) -> "Service":
+        """That of the application to which a request came."""
+        return request.app.state.service
+
     @property
     def ready(self) -> bool:
         """Whether new requests are accepted."""
@@ -87,14 +93,12 @@ class Service:
         """Whether the engine has failed."""
         return self._async.failed
 
-    @property
-    def stuck(self) -> bool:
-        """Whether the engine does not step, though it should."""
-        return not self._async.responds
-
     @contextlib.contextmanager
     def admit(self, sequences: int) -> Iterator[None]:
-        """Reserve room for sequences. Raises `APIError`: 503 during shutdown, 429 when full."""
+        """Reserve room for sequences. Raises `APIError`: 400 for more than may ever run, 503 during
+        shutdown, 429 when full."""
+        if sequences > (most := self.settings.limits.choices):
+            raise APIError(400, f"more than {most} choices", "n")
         if not self.ready:
             self.metrics.refused("draining" if self.draining else "engine")
             raise closing(self.failed) if self.draining or self.failed else unresponsive()
@@ -114,22 +118,9 @@ class Service:
         if name is not None and name not in self.settings.model_names:
             raise APIError(404, f"the model {name!r} does not exist here", "model")
 
-    def check_choices(self, count: int) -> None:
-        """Raise `APIError` when a request asks for too many answers at once."""
-        if count > self.settings.limits.choices:
-            raise APIError(400, f"more than {self.settings.limits.choices} choices", "n")
-
-    def room_after(self, prompt: Sequence[int]) -> int:
-        """Tokens that the context still holds after a prompt; at least 1."""
-        return max(self.llm.engine.max_length - len(prompt), 1)
-
     async def tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, possibly none for an empty one."""
         return await self.aside(self.llm.tokenize, text, add_special_tokens)
-
-    async def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of token ids."""
-        return await self.aside(detokenize, self.llm.tokenizer, tokens)
 
     async def aside(self, work: Callable[..., T], *given: Any, size: int | None = None) -> T:
         """What some work returns or raises that would keep the event loop.
@@ -200,8 +191,8 @@ class Service:
     async def drain(self) -> None:
         """Accept no more requests, and wait for those that run as long as the settings allow."""
         self.draining = True
-        deadline = asyncio.get_running_loop().time() + self.settings.drain_seconds
-        while self.admitted and asyncio.get_running_loop().time() < deadline and not self.stuck:
+        deadline = time.monotonic() + self.settings.drain_seconds
+        while self.admitted and time.monotonic() < deadline and self._async.responds:
             await asyncio.sleep(DRAIN_STEP)
 
     def abandon(self) -> None:

@@ -4,7 +4,6 @@ import contextlib
 from functools import partial
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 
 from peagle.server.anthropic.answer import MessagesAnswer
 from peagle.server.anthropic.blocks import block
@@ -19,8 +18,9 @@ from peagle.server.service import Service
 from peagle.server.tools import tool_use
 
 
-async def create_message(service: Service, body: MessagesBody, request: Request) -> Response:
-    """Continue a conversation of blocks."""
+async def create_message(body: MessagesBody, request: Request) -> Response:
+    """Continue a conversation, in Anthropic's form."""
+    service = Service.of(request)
     chat = validated(ChatBody, chat_fields(body))
     async with contextlib.AsyncExitStack() as running:
         job = await begin(service, chat, running)
@@ -29,9 +29,10 @@ async def create_message(service: Service, body: MessagesBody, request: Request)
         return await deliver(answer, job, bool(body.stream), request, running)
 
 
-async def count_tokens(service: Service, body: MessagesBody) -> Response:
-    """The tokens of the prompt that a conversation would be."""
+async def count_tokens(body: MessagesBody, request: Request) -> dict[str, int]:
+    """Count the tokens of a conversation, in Anthropic's form."""
+    service = Service.of(request)
     service.check_model(body.model)
     chat = validated(ChatBody, chat_fields(body))
     prompt = await prompt_of(service, chat, tool_use(chat, service.settings.limits))
-    return JSONResponse({"input_tokens": len(prompt)})
+    return {"input_tokens": len(prompt)}

@@ -11,19 +11,9 @@ from peagle.server.parts import Parts
 from peagle.server.responses.body import ResponsesBody
 from peagle.server.service import Job
 
-ECHOED = (
-    "instructions",
-    "max_output_tokens",
-    "metadata",
-    "parallel_tool_calls",
-    "temperature",
-    "tool_choice",
-    "tools",
-    "top_p",
-)
-"""Fields of a request that a response repeats."""
-UNSET = {"metadata": {}, "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
-"""What it says of those that the request leaves out, if not null."""
+UNSET: Json = {"metadata": {}, "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+ECHOED = dict.fromkeys(("instructions", "max_output_tokens", "temperature", "top_p")) | UNSET
+"""Fields of a request that a response repeats, and what it says of those that are left out."""
 
 
 class ResponsesAnswer:
@@ -48,7 +38,7 @@ class ResponsesAnswer:
             "previous_response_id": None,
             "store": False,
             "truncation": "disabled",
-            **{name: given.get(name, UNSET.get(name)) for name in ECHOED},
+            **{name: given.get(name, usual) for name, usual in ECHOED.items()},
             "text": {"format": {"type": "text"}, **given.get("text", {})},
             "reasoning": {"effort": None, "summary": None, **given.get("reasoning", {})},
         }

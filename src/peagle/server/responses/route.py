@@ -18,8 +18,9 @@ from peagle.server.responses.tools import Tools
 from peagle.server.service import Service
 
 
-async def respond(service: Service, body: ResponsesBody, request: Request) -> Response:
-    """Continue a conversation of items."""
+async def respond(body: ResponsesBody, request: Request) -> Response:
+    """Continue a conversation of items, all of which the request holds."""
+    service = Service.of(request)
     tools = Tools(body.tools or ())
     fields = chat_fields(body, tools)
     if not fields["messages"]:
