@@ -5,9 +5,10 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, get_args
 
 from prometheus_client import (
@@ -31,58 +32,19 @@ from prometheus_client.utils import floatToGoString
 from peagle.completion import Chunk, Completion
 from peagle.engine.draft_length import Stopped
 from peagle.engine_client.client import EngineClient
+from peagle.files import read_yaml
 from peagle.live_request import Prepared
 from peagle.speculation import DraftTotals
 
 disable_created_metrics()
-SECONDS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5, 10, 20, 40, 80),
-    *(160, 320, 640, 1280, 2560, 7680),
-)
-FAST_SECONDS = (
-    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5),
-    *(10, 20, 40, 80),
-)
-COUNTS = tuple(factor * 10**power for power in range(6) for factor in (1, 2, 5))
-CHOICES = (1, 2, 5, 10, 20)
+TABLE = read_yaml(Path(__file__).with_suffix(".yaml"))
+FAST_SECONDS: Sequence[float] = TABLE["bounds"]["short_seconds"]
 LABELS = ("model_name", "engine")
 """The labels of every series, as in vLLM; others' dashboards sum by them."""
 SORTED = re.compile(rb'^([\w:]+\{(?:\w+="[^"]*",)*?)(engine="\d+"),(.*)\} ', re.MULTILINE)
 """A sample as prometheus_client writes it, labels in the order of their names."""
 STOPS: tuple[Stopped, ...] = get_args(Stopped)
 """Why nothing is drafted."""
-ENDINGS = ("stop", "length", "abort", "error", "repetition")
-"""Why a sequence ends."""
-REFUSALS = ("queue", "draining", "engine")
-"""Why a request is refused: too many wait, the server shuts down, the engine failed."""
-AUDITED = ("equal", "near_tie", "different", "skipped", "dropped")
-"""What audits find, or why there was none: it cannot be judged, or there was no time."""
-MARGINS = (0.01, 0.03, 0.0625, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16)
-COUNTERS: Mapping[str, tuple[str, str, Iterable[str]]] = {
-    "vllm:prompt_tokens": ("Prompt tokens computed.", "", ()),
-    "vllm:prompt_tokens_cached": ("Of these, those found cached.", "", ()),
-    "vllm:request_success": ("Requests ended.", "finished_reason", ENDINGS),
-    "peagle:requests_rejected": ("Requests refused.", "reason", REFUSALS),
-    "peagle:audited_requests": ("Answers audited.", "result", AUDITED),
-    "peagle:audited_tokens": ("Tokens audited.", "", ()),
-    "peagle:audit_flips": ("Of these, those that are not the first.", "", ()),
-}
-"""What each counts, and perhaps a further label with its values."""
-HISTOGRAMS: Mapping[str, tuple[float, ...]] = {
-    "vllm:time_to_first_token_seconds": SECONDS,
-    "vllm:e2e_request_latency_seconds": SECONDS,
-    "vllm:request_queue_time_seconds": SECONDS,
-    "vllm:request_prefill_time_seconds": SECONDS,
-    "vllm:request_decode_time_seconds": SECONDS,
-    "vllm:request_inference_time_seconds": SECONDS,
-    "vllm:request_time_per_output_token_seconds": FAST_SECONDS,
-    "vllm:request_prompt_tokens": COUNTS,
-    "vllm:request_generation_tokens": COUNTS,
-    "vllm:request_params_max_tokens": COUNTS,
-    "vllm:request_params_n": CHOICES,
-    "peagle:audit_margin": MARGINS,
-}
-"""Bounds of their buckets."""
 
 
 class Metrics:
@@ -100,13 +62,14 @@ class Metrics:
         self._engine, self._drafts, self._registry = engine, drafts, registry
         self._series: dict[tuple[str | int, ...], Any] = {}
         """Each by its name, its engine's index, and the value of its own label."""
-        for name, (text, label, values) in COUNTERS.items():
+        for name, (text, label, values) in TABLE["counters"].items():
             counter = Counter(name, text, (*LABELS, label) if label else LABELS, registry=registry)
             for index, further in itertools.product(
                 range(len(each)), zip(values) if label else [()]
             ):
                 self._series[name, index, *further] = counter.labels(*each[index], *further)
-        for name, bounds in HISTOGRAMS.items():
+        for name, kind in TABLE["histograms"].items():
+            bounds = TABLE["bounds"][kind]
             histogram = Histogram(name, _about(name), LABELS, registry=registry, buckets=bounds)
             for index, labels in enumerate(each):
                 self._series[name, index] = histogram.labels(*labels)
