@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from peagle.cli.groups import group
-from peagle.cli.loading import read_speculation
-from peagle.cli.options import NamedDrafter, SpeculativeJSON, one_of
+from peagle.cli.loading import choose_speculation
+from peagle.cli.options import NamedDrafter, one_of
 from peagle.cli.tables import print_table
+from peagle.configuration import PositiveInt
 from peagle.errors import InputError
 from peagle.speculative_config import SpeculativeConfig
 
@@ -27,42 +27,28 @@ Examples:
 PROBLEMS_FOUND = 2
 
 
-def _speculation(
-    drafter: Annotated[
-        str | None, typer.Argument(help="Drafter: directory or hub id.", show_default=False)
-    ] = None,
-    drafter_flag: Annotated[
-        str | None, typer.Option("--drafter", help="The drafter, as a flag.")
-    ] = None,
-    k: Annotated[
-        int | None, typer.Option("--k", help="K that it should have been trained for.")
-    ] = None,
-    speculative_config: SpeculativeJSON = None,
-) -> SpeculativeConfig:
-    given = one_of(drafter, drafter_flag, "drafter")
-    drafting = NamedDrafter(drafter=given, k=k, speculative_config=speculative_config)
-    if drafting.speculative_config is not None:
-        return read_speculation(drafting.speculative_config)
-    if given is None:
-        raise InputError("no drafter: give its directory or hub id")
-    return SpeculativeConfig(model=given, num_speculative_tokens=k)
+class Checked(NamedDrafter):
+    """A drafter as a flag, and what it should be like."""
 
-
-Checked = Annotated[SpeculativeConfig, group(_speculation)]
+    drafter: str | None = None
+    """The drafter, as a flag."""
+    k: PositiveInt | None = None
+    """K that it should have been trained for."""
+    target: str | None = None
+    """Target that it should fit: directory or hub id."""
+    lora: str | None = None
+    """LoRA adapter to merge into the target, too."""
+    replay: Path | None = None
+    """Judge again what a server's --audit-dump has kept."""
 
 
 def check(
+    place: Annotated[
+        str | None,
+        typer.Argument(help="Drafter: directory or hub id.", metavar="drafter", show_default=False),
+    ] = None,
     *,
-    speculation: Checked,
-    target: Annotated[
-        str | None, typer.Option(help="Target that it should fit: directory or hub id.")
-    ] = None,
-    lora: Annotated[
-        str | None, typer.Option(help="LoRA adapter to merge into the target, too.")
-    ] = None,
-    replay: Annotated[
-        Path | None, typer.Option(help="Judge again what a server's --audit-dump has kept.")
-    ] = None,
+    asked: Checked,
 ) -> None:
     """Say what drafts, a drafter or a lookup, and whether it fits its target.
 
@@ -72,16 +58,22 @@ def check(
     from peagle.drafters.diagnosis import foreign_facts, target_problems
     from peagle.models.weights import model_directory
 
-    if lora is not None and target is None:
+    given = one_of(place, asked.drafter, "drafter")
+    if given is None and asked.speculative_config is None:
+        raise InputError("no drafter: give its directory or hub id")
+    named = NamedDrafter(drafter=given, k=asked.k, speculative_config=asked.speculative_config)
+    speculation, target = choose_speculation(None, named), asked.target
+    assert speculation is not None, "it is named"
+    if asked.lora is not None and target is None:
         raise InputError("--lora is merged into a target: give --target")
-    if replay is not None:
-        _replay(replay, target, speculation, lora)
+    if asked.replay is not None:
+        _replay(asked.replay, target, speculation, asked.lora)
         return
     beside = model_directory(target) if target is not None else None
     facts, problems = _drafter(speculation, beside)
     if beside is not None and speculation.has_network:
         facts |= foreign_facts(beside)
-    problems += target_problems(beside, lora) if beside is not None else []
+    problems += target_problems(beside, asked.lora) if beside is not None else []
     _print_facts({**facts, **_lookup(speculation), **_answers(beside)})
     for problem in dict.fromkeys(problems):  # a directory may be read for two questions
         typer.echo(f"problem: {' '.join(problem.split())}", err=True)

@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 DEPTHS, SHALLOW, DEEP = "viridis", 0.15, 0.92
 """Colours of the depths, from depth 0 to the deepest."""
 LINE, BEST = "#39558c", "#d1495b"
-LOSSES = {
-    "kl": "KL divergence (nats)",
-    "cross_entropy": "cross-entropy (nats)",
-}
+LOSSES = {"kl": "KL divergence (nats)", "cross_entropy": "cross-entropy (nats)"}
 EVALUATED, DRAWN = "o-", "--"
 """How what holds for greedy answers is drawn, and what holds at temperature 1."""
 OWN_STYLE: dict[Any, Any] = {"grid.linewidth": 0.7, "lines.linewidth": 1.4, "lines.markersize": 3}

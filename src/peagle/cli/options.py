@@ -18,9 +18,6 @@ TargetArgument = Annotated[
     typer.Argument(help="Target model: directory or hub id.", show_default="the bundled one"),
 ]
 TargetFlag = Annotated[str | None, typer.Option("--target", help="The target, as a flag.")]
-SpeculativeJSON = Annotated[
-    str | None, typer.Option(help="vLLM's JSON, in place of --drafter and --k.")
-]
 Hardware = Annotated[
     dict[str, Any],
     fields(EngineConfig, "dtype lora device kv_cache_dtype batch_invariant quantize_activations"),

@@ -11,15 +11,13 @@ from peagle.errors import InputError
 
 
 def run(main: Callable[..., Any]) -> None:
-    """Run a script's function as a command; its help is the first line of the script."""
+    """Run a script's function as a command; its help is the first line of the script.
+
+    Wrong input is told in a line, after the script's name.
+    """
     about = main.__globals__["__doc__"]
     app = new_app(about)
     app.command(help=_first_line(about))(main)
-    start(app)
-
-
-def start(app: typer.Typer) -> None:
-    """Run a script's application; wrong input is told in a line, after the script's name."""
     try:
         app()
     except InputError as error:

@@ -16,7 +16,7 @@ from peagle.cli.loading import choose_speculation, named_pair, open_async_llm
 from peagle.cli.options import Hardware, NamedDrafter, Target, Threads, use_threads
 from peagle.cli.vllm_command import Command, read_command
 from peagle.config import ChatConfig, EngineConfig
-from peagle.configuration import parse_json_option
+from peagle.configuration import PositiveInt, parse_json_option
 from peagle.errors import InputError, lacking, reason
 from peagle.pair import bundled
 from peagle.server import sagemaker
@@ -95,6 +95,15 @@ class Listening(Flags):
     """JSON object of the chat template's variables."""
 
 
+class Engines(Flags):
+    """Whose engines run, and how many."""
+
+    data_parallel_size: PositiveInt = 1
+    """Engines that share the requests, each with a GPU of its own."""
+    engine: Literal["peagle", "vllm"] = "peagle"
+    """vllm starts vLLM with these flags and any of its own."""
+
+
 def serve(
     context: typer.Context,
     *,
@@ -110,14 +119,7 @@ def serve(
     ] = 180,
     hardware: Hardware,
     threads: Threads = None,
-    data_parallel_size: Annotated[
-        int,
-        typer.Option(min=1, help="Engines that share the requests, each with a GPU of its own."),
-    ] = 1,
-    engine: Annotated[
-        Literal["peagle", "vllm"],
-        typer.Option(help="vllm starts vLLM with these flags and any of its own."),
-    ] = "peagle",
+    engines: Engines,
 ) -> int | None:
     """Serve a target and its drafter behind OpenAI's API.
 
@@ -125,7 +127,7 @@ def serve(
     """
     command: Command = context.obj
     secret = None if listening.api_key else _key_of(os.environ)
-    if engine == "vllm":
+    if engines.engine == "vllm":
         _start_vllm(target, drafting, command, secret)
         return None
     with from_flags(model_names="--served-model-name", api_keys="--api-key"):
@@ -162,7 +164,7 @@ def serve(
     with run.bind(
         listening.host, listening.port
     ) as listener:  # a taken port is told before minutes of loading
-        llm = open_async_llm(place, speculation, config, chat, data_parallel_size)
+        llm = open_async_llm(place, speculation, config, chat, engines.data_parallel_size)
         told = _announcement(llm, settings.model_names[0], place, speculation, config)
         return run.serve(llm, settings, listener, told if settings.log_format == "text" else None)
 

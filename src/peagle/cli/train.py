@@ -56,6 +56,16 @@ class Overrides(Flags):
         return [*pairs, *(f"{key}={json.dumps(value)}" for key, value in values.items())]
 
 
+class Work(Flags):
+    """What is done besides training, or in its place."""
+
+    dry_run: bool = False
+    """Print what the run would do and need, and exit."""
+    measure_url: str | None = None
+    """A vLLM that serves the target with the drafter: measure AL there at the end. Default: this
+    engine, for a target that it runs"""
+
+
 def train(
     recipe: Annotated[Path, typer.Argument(help="YAML recipe: target, data, output, method ...")],
     overrides: Annotated[
@@ -63,17 +73,8 @@ def train(
     ] = None,
     *,
     flags: Overrides,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what the run would do and need, and exit.")
-    ] = False,
+    work: Work,
     tracking: Tracking,
-    measure_url: Annotated[
-        str | None,
-        typer.Option(
-            help="A vLLM that serves the target with the drafter: measure AL there at the end.",
-            show_default="this engine, for a target that it runs",
-        ),
-    ] = None,
 ) -> None:
     """Train a drafter.
 
@@ -84,12 +85,12 @@ def train(
     from peagle.train.recipe import Recipe
 
     given = Recipe.load(recipe, flags.beside(overrides or []))
-    if dry_run:
+    if work.dry_run:
         print_plan(given)
     elif os.environ.get("RANK", "0") != "0":  # torchrun's; only the first rank prints
         _help_training(given)
     else:
-        _train(given, tracking, measure_url)
+        _train(given, tracking, work.measure_url)
 
 
 def _help_training(recipe: "Recipe") -> None:
