@@ -22,9 +22,10 @@ from peagle.engine.engine import Engine
 from peagle.engine.request import RequestOutput
 from peagle.engine_client.client import EngineClient, EngineStepError
 from peagle.engine_client.form import Form
+from peagle.engine_client.local import LocalEngine
 from peagle.engine_client.process import EngineProcess
 from peagle.engine_client.replicas import Replicas
-from peagle.engine_client.source import EngineSource, local_engine
+from peagle.engine_client.source import EngineSource
 from peagle.errors import InputError
 from peagle.grammar import lark_rule, refuse_added_tokens, try_form, written
 from peagle.live_request import ChatTurn, LiveRequest, Prepared
@@ -77,7 +78,7 @@ class LLM(PromptEncoder):
     def over(cls, engine: Engine, tokenizer: Any, chat: ChatConfig | None = None) -> Self:
         """An LLM over an existing engine."""
         llm = cls.__new__(cls)
-        llm._open(local_engine(engine, tokenizer), tokenizer, {}, chat)
+        llm._open(LocalEngine(engine, tokenizer), tokenizer, {}, chat)
         return llm
 
     def _open(

@@ -10,6 +10,7 @@ import tiny
 
 from peagle import SamplingParams
 from peagle.engine.engine import Engine
+from peagle.engine_client.local import LocalEngine
 from peagle.engine_client.loop import EngineLoop
 from peagle.engine_client.messages import (
     Add,
@@ -22,7 +23,6 @@ from peagle.engine_client.messages import (
     ToEngine,
     written_params,
 )
-from peagle.engine_client.source import local_engine
 
 HOW = written_params(SamplingParams(max_tokens=3))
 
@@ -33,7 +33,7 @@ def running(engine: Engine) -> Iterator[tuple[EngineLoop, Channel, threading.Thr
     ours, theirs = socket.socketpair()
     front: Channel[FromEngine] = Channel(ours.detach(), FromEngine)
     loop = EngineLoop(Channel[ToEngine](theirs.detach(), ToEngine))
-    loop.open(local_engine(engine, None))
+    loop.open(LocalEngine(engine, None))
     thread = threading.Thread(target=loop.run, daemon=True)
     thread.start()
     assert isinstance(front.receive(), Ready)

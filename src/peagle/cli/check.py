@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from peagle.cli.groups import from_flags
 from peagle.cli.loading import choose_speculation
 from peagle.cli.options import NamedDrafter, one_of
 from peagle.cli.tables import print_table
@@ -61,7 +62,8 @@ def check(
     given = one_of(place, asked.drafter, "drafter")
     if given is None and asked.speculative_config is None:
         raise InputError("no drafter: give its directory or hub id")
-    named = NamedDrafter(drafter=given, k=asked.k, speculative_config=asked.speculative_config)
+    with from_flags():
+        named = NamedDrafter(drafter=given, k=asked.k, speculative_config=asked.speculative_config)
     speculation, target = choose_speculation(None, named), asked.target
     assert speculation is not None, "it is named"
     if asked.lora is not None and target is None:

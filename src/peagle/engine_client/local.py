@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from peagle.config import SamplingParams
 from peagle.engine.engine import Engine, EngineStats
@@ -13,13 +14,14 @@ from peagle.engine_client.watchdog import Watchdog
 
 
 class LocalEngine(EngineClient):
-    """`core` and the constraints of its requests."""
+    """`core` and the constraints of its requests, whose grammars are for a tokenizer."""
 
     in_process = True
 
-    def __init__(self, core: Engine, constraints: Constraints) -> None:
+    def __init__(self, core: Engine, tokenizer: Any) -> None:
         super().__init__(core.facts)
-        self.core, self.constraints = core, constraints
+        self.core = core
+        self.constraints = Constraints(tokenizer, self.vocab_size, self.end_tokens)
         self._watchdog: Watchdog | None = None
 
     @property

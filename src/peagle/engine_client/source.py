@@ -10,7 +10,6 @@ from peagle.configuration import Config
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.methods import load_network, proposer_for
 from peagle.engine.engine import Engine
-from peagle.engine_client.constraints import Constraints
 from peagle.engine_client.local import LocalEngine
 from peagle.models.decoder import Decoder
 from peagle.models.generation_config import end_tokens
@@ -49,7 +48,7 @@ class EngineSource(Config):
                 acceptance = SetAcceptance(rates)
         ends = end_tokens(directory, tokenizer.eos_token_id)
         core = Engine(decoder, proposer, k, self.config, ends, nodes, acceptance)
-        return local_engine(core, tokenizer)
+        return LocalEngine(core, tokenizer)
 
 
 def load_target(directory: Path, config: EngineConfig) -> Decoder:
@@ -66,8 +65,3 @@ def computing(decoder: Decoder, config: EngineConfig) -> Decoder:
         quantize_activations=config.quantize_activations, batch_invariant=config.batch_invariant
     )
     return decoder
-
-
-def local_engine(core: Engine, tokenizer: Any) -> LocalEngine:
-    """An engine whose grammars are for a tokenizer."""
-    return LocalEngine(core, Constraints(tokenizer, core.facts.vocab_size, core.facts.end_tokens))
