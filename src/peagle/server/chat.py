@@ -45,18 +45,12 @@ async def begin(service: Service, body: ChatBody, running: contextlib.AsyncExitS
     if body.top_logprobs and not body.logprobs:
         raise APIError(400, "top_logprobs needs logprobs", "top_logprobs")
     n, limits = body.choices, service.settings.limits
-    use = tool_use(body, limits)
-    structured = structured_outputs(body, limits)
+    use, form = tool_use(body, limits), structured_outputs(body, limits)
     running.enter_context(service.admit(n))
     prompt = await prompt_of(service, body, use)
-    params = sampling_params(
-        body,
-        service.sampling_defaults,
-        limits,
-        body.most_tokens(max(service.llm.engine.max_length - len(prompt), 1)),
-        (body.top_logprobs or 0) if body.logprobs else None,
-        structured,
-    )
+    most = body.most_tokens(max(service.llm.engine.max_length - len(prompt), 1))
+    likely = (body.top_logprobs or 0) if body.logprobs else None
+    params = sampling_params(service, body, most, likely, form)
     params = params.model_copy(update={"thinking_token_budget": body.thought_tokens})
     return await service.begin([prompt], params, n, running, ChatTurn(use))
 

@@ -25,16 +25,9 @@ async def complete(body: CompletionBody, request: Request) -> Response:
     """Complete one or several prompts."""
     service = Service.of(request)
     service.check_model(body.model)
-    prompts, limits = _prompts(body), service.settings.limits
-    params = sampling_params(
-        body,
-        service.sampling_defaults,
-        limits,
-        body.most_tokens(DEFAULT_MAX_TOKENS),
-        body.logprobs,
-        structured_outputs(body, limits),
-    )
-    n = body.choices
+    prompts, n, most = _prompts(body), body.choices, body.most_tokens(DEFAULT_MAX_TOKENS)
+    form = structured_outputs(body, service.settings.limits)
+    params = sampling_params(service, body, most, body.logprobs, form)
     async with contextlib.AsyncExitStack() as running:
         running.enter_context(service.admit(len(prompts) * n))
         if body.add_special_tokens is False:

@@ -11,6 +11,7 @@ from typing import Any
 from peagle.config import SamplingParams, StructuredOutputs
 from peagle.server.errors import APIError
 from peagle.server.protocol import GenerationBody, ResponseFormat
+from peagle.server.service import Service
 from peagle.server.settings import Limits
 
 FIELDS = SamplingParams.model_fields.keys() & GenerationBody.model_fields.keys()
@@ -32,38 +33,38 @@ LENGTHS = ("min_tokens", "ignore_eos")
 
 
 def sampling_params(
+    service: Service,
     body: GenerationBody,
-    defaults: Mapping[str, float],
-    limits: Limits,
-    max_tokens: int,
+    most: int,
     logprobs: int | None,
-    structured: StructuredOutputs | None,
+    form: StructuredOutputs | None,
 ) -> SamplingParams:
     """The sampling parameters of all choices, with the seed of the first.
 
-    Raises `APIError` or `InputError`.
+    most: tokens of an answer. Raises `APIError` or `InputError`.
     """
+    limits = service.settings.limits
     if len(body.bad_words or ()) > limits.bad_words:
         raise APIError(400, f"more than {limits.bad_words} bad words", "bad_words")
     if sum(map(len, body.bad_words or ())) > limits.bad_word_letters:
         raise APIError(400, f"longer than {limits.bad_word_letters} characters", "bad_words")
     if body.stream and body.prompt_logprobs is not None:
         raise APIError(400, "a stream has no prompt_logprobs", "prompt_logprobs")
-    values: dict[str, Any] = {"temperature": 1.0, **defaults}
+    values: dict[str, Any] = {"temperature": 1.0, **service.sampling_defaults}
     given = {name: getattr(body, name) for name in FIELDS}
     values |= {name: value for name, value in given.items() if value is not None}
     if values.get("top_p") == 0.0:
         values |= {"temperature": 0.0, "top_p": 1.0}
-    if structured is not None:
+    if form is not None:
         values = {name: value for name, value in values.items() if name not in LENGTHS}
     values |= {
         "cache_salt": body.cache_salt or None,
         "stop": _stop_strings(body.stop, limits),
         "logit_bias": _logit_bias(body.logit_bias or {}, limits),
-        "max_tokens": max_tokens,
+        "max_tokens": most,
         "logprobs": logprobs,
         "prompt_logprobs": body.prompt_top,
-        "structured_outputs": structured,
+        "structured_outputs": form,
         "num_speculative_tokens": body.k,
     }
     return SamplingParams(**values)
