@@ -2,10 +2,11 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand
 
 from peagle.cli import bench, check, demo, generate, regenerate, serve, train
 from peagle.cli.groups import flattened
@@ -28,13 +29,21 @@ app = new_app(
     name="peagle",
     epilog="Begin with: peagle demo",
 )
-app.command(epilog=demo.EXAMPLE)(flattened(demo.demo))
-app.command(epilog=generate.EXAMPLE)(flattened(generate.generate))
-app.command(epilog=serve.EXAMPLE, cls=serve.ServeCommand)(flattened(serve.serve))
-app.command(epilog=bench.EXAMPLE)(flattened(bench.bench))
-app.command(epilog=check.EXAMPLE)(flattened(check.check))
-app.command(epilog=regenerate.EXAMPLE)(flattened(regenerate.regenerate))
-app.command(epilog=train.EXAMPLE)(flattened(train.train))
+
+
+def _add(command: Callable[..., object], cls: type[TyperCommand] | None = None) -> None:
+    """Add a command; its help ends with the examples in its module's doc, as they stand."""
+    _, _, examples = (command.__globals__["__doc__"] or "").partition("\n\n")
+    app.command(epilog=f"\b\n{examples}", cls=cls)(flattened(command))
+
+
+_add(demo.demo)
+_add(generate.generate)
+_add(serve.serve, serve.ServeCommand)
+_add(bench.bench)
+_add(check.check)
+_add(regenerate.regenerate)
+_add(train.train)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,4 +1,12 @@
-"""`peagle bench`: compare methods, K and concurrency, or servers, on the same prompts."""
+"""`peagle bench`: compare methods, K and concurrency, or servers, on the same prompts.
+
+Examples:
+  peagle bench --k 3,5,7 --concurrency 1,4 --report report
+  peagle bench ./target --drafter ./drafter --chat --prompts questions.jsonl
+  peagle bench --prompts HumanEval.jsonl.gz --limit 32 --methods none,peagle
+  peagle bench --url http://localhost:8000 --url vllm=http://localhost:8001
+  peagle bench --shape qwen3-8b --random-weights --synthetic-acceptance 3.94 --k 7
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,13 +30,6 @@ if TYPE_CHECKING:
     from peagle.bench.case import Grid
     from peagle.bench.prompts import Prompt
 
-EXAMPLE = """\b
-Examples:
-  peagle bench --k 3,5,7 --concurrency 1,4 --report report
-  peagle bench ./target --drafter ./drafter --chat --prompts questions.jsonl
-  peagle bench --prompts HumanEval.jsonl.gz --limit 32 --methods none,peagle
-  peagle bench --url http://localhost:8000 --url vllm=http://localhost:8001
-  peagle bench --shape qwen3-8b --random-weights --synthetic-acceptance 3.94 --k 7"""
 BUNDLED = ("bundled",)
 Sampling = Annotated[dict[str, Any], fields(SamplingParams, "max_tokens top_k top_p min_p seed")]
 

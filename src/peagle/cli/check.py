@@ -1,4 +1,10 @@
-"""`peagle check`: what drafts, and what is wrong with it."""
+"""`peagle check`: what drafts, and what is wrong with it.
+
+Examples:
+  peagle check ./my-drafter
+  peagle check ./my-drafter --target Qwen/Qwen3-0.6B
+  peagle check --speculative-config '{"method": "ngram", "num_speculative_tokens": 8}'
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,11 +26,6 @@ from peagle.speculative_config import SpeculativeConfig
 if TYPE_CHECKING:
     from peagle.drafters.diagnosis import Diagnosis
 
-EXAMPLE = """\b
-Examples:
-  peagle check ./my-drafter
-  peagle check ./my-drafter --target Qwen/Qwen3-0.6B
-  peagle check --speculative-config '{"method": "ngram", "num_speculative_tokens": 8}'"""
 PROBLEMS_FOUND = 2
 
 

@@ -1,4 +1,8 @@
-"""`peagle demo`: answers as they are written, then a comparison of the methods."""
+"""`peagle demo`: answers as they are written, then a comparison of the methods.
+
+Example:
+  peagle demo
+"""
 
 import time
 from collections.abc import Iterator
@@ -21,9 +25,6 @@ if TYPE_CHECKING:
     from peagle.completion import Chunk
     from peagle.llm import LLM
 
-EXAMPLE = """\b
-Example:
-  peagle demo"""
 K, NODES = 5, 7
 """Drafts of a cycle; P-EAGLE's branch with the bundled pair, and are so many then."""
 SHOWN, COMPARED = 2, 8

@@ -1,4 +1,11 @@
-"""`peagle generate`: prompts in, texts out."""
+"""`peagle generate`: prompts in, texts out.
+
+Examples:
+  peagle generate --prompt "def fibonacci(n):" --max-tokens 64
+  peagle generate ./target --drafter ./drafter --k 5 --chat --prompt "Hello"
+  peagle generate --prompts questions.txt --temperature 0.8 --seed 1 --json
+  echo "import os" | peagle generate --prompt -
+"""
 
 import json
 import sys
@@ -23,12 +30,6 @@ if TYPE_CHECKING:
     from peagle.live_request import ChatTurn
     from peagle.llm import LLM
 
-EXAMPLE = """\b
-Examples:
-  peagle generate --prompt "def fibonacci(n):" --max-tokens 64
-  peagle generate ./target --drafter ./drafter --k 5 --chat --prompt "Hello"
-  peagle generate --prompts questions.txt --temperature 0.8 --seed 1 --json
-  echo "import os" | peagle generate --prompt -"""
 STDIN = "-"
 HEADING = 60
 """Most characters of a prompt above its text, where there are several."""

@@ -1,4 +1,11 @@
-"""`peagle regenerate`: a target's own answers to the prompts of a data set."""
+"""`peagle regenerate`: a target's own answers to the prompts of a data set.
+
+Examples:
+  peagle regenerate ./target chats.jsonl --output answers.jsonl
+  peagle regenerate ./target --self-prompted 5000 --output answers.jsonl
+  peagle regenerate ./target hf:owner/name:train --limit 1000 --output answers.jsonl
+  peagle regenerate chats.jsonl --endpoint URL --model NAME --output answers.jsonl
+"""
 
 import asyncio
 import functools
@@ -32,12 +39,6 @@ if TYPE_CHECKING:
     Run = Callable[[Answerer, int], Coroutine[None, None, None]]
     """Takes what answers, and how many conversations are in flight."""
 
-EXAMPLE = """\b
-Examples:
-  peagle regenerate ./target chats.jsonl --output answers.jsonl
-  peagle regenerate ./target --self-prompted 5000 --output answers.jsonl
-  peagle regenerate ./target hf:owner/name:train --limit 1000 --output answers.jsonl
-  peagle regenerate chats.jsonl --endpoint URL --model NAME --output answers.jsonl"""
 KEY = "OPENAI_API_KEY"
 ENDPOINT_CONCURRENCY = 32
 SURVEYED, CUT_SHARE = 256, 0.05

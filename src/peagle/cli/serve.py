@@ -1,10 +1,17 @@
-"""`peagle serve`: an OpenAI-compatible endpoint."""
+"""`peagle serve`: an OpenAI-compatible endpoint.
+
+Examples:
+  peagle serve
+  peagle serve ./target --drafter ./drafter --k 5
+  peagle serve ./target --host 0.0.0.0 --api-key "$KEY" --max-num-seqs 16
+"""
 
 import importlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,11 +34,6 @@ if TYPE_CHECKING:
     from peagle.async_llm import AsyncLLM
     from peagle.llm import LLM
 
-EXAMPLE = """\b
-Examples:
-  peagle serve
-  peagle serve ./target --drafter ./drafter --k 5
-  peagle serve ./target --host 0.0.0.0 --api-key "$KEY" --max-num-seqs 16"""
 BUNDLED_NAME = "peagle-demo"
 SIZES = (
     "max_model_len max_num_seqs max_num_batched_tokens gpu_memory_utilization kv_cache_memory "
@@ -165,7 +167,7 @@ def serve(
         listening.host, listening.port
     ) as listener:  # a taken port is told before minutes of loading
         llm = open_async_llm(place, speculation, config, chat, engines.data_parallel_size)
-        told = _announcement(llm, settings.model_names[0], place, speculation, config)
+        told = partial(_announce, llm, settings.model_names[0], place, speculation, config)
         return run.serve(llm, settings, listener, told if settings.log_format == "text" else None)
 
 
@@ -222,35 +224,32 @@ def _key_of(environment: Mapping[str, str]) -> str | None:
     return key and key.strip()
 
 
-def _announcement(
+def _announce(
     llm: "AsyncLLM",
     name: str,
     target: str | None,
     speculation: SpeculativeConfig | None,
     config: EngineConfig,
-) -> Callable[[str], None]:
-    """Prints what is served and where, one fact to a line, when given the address."""
+    url: str,
+) -> None:
+    """Print what is served and where, one fact to a line."""
 
     from peagle.device import resolve_device, resolve_dtype
     from peagle.dialects.detection import told_dialect
 
-    def announce(url: str) -> None:
-        device = resolve_device(config.device)
-        dtype = str(resolve_dtype(config.dtype, device)).removeprefix("torch.")
-        count = len(llm.llm.engine.replicas)
-        facts = {
-            "page": f"{url.replace('0.0.0.0', 'localhost').replace('[::]', 'localhost')}/",
-            "API": f"{url}/v1 (model {name})",
-            "target": (target or "the bundled one")
-            + (f" with {config.lora}" if config.lora else ""),
-            "drafter": _drafter(llm.llm, speculation),
-            "device": f"{device}, {dtype}" + (f", {count} engines" if count > 1 else ""),
-            "answers": told_dialect(llm.llm.dialect, llm.llm.tokenizer, llm.llm.chat_config),
-        }
-        for fact, value in facts.items():
-            typer.echo(f"{fact:<9}{value}", err=True)
-
-    return announce
+    device = resolve_device(config.device)
+    dtype = str(resolve_dtype(config.dtype, device)).removeprefix("torch.")
+    count = len(llm.llm.engine.replicas)
+    facts = {
+        "page": f"{url.replace('0.0.0.0', 'localhost').replace('[::]', 'localhost')}/",
+        "API": f"{url}/v1 (model {name})",
+        "target": (target or "the bundled one") + (f" with {config.lora}" if config.lora else ""),
+        "drafter": _drafter(llm.llm, speculation),
+        "device": f"{device}, {dtype}" + (f", {count} engines" if count > 1 else ""),
+        "answers": told_dialect(llm.llm.dialect, llm.llm.tokenizer, llm.llm.chat_config),
+    }
+    for fact, value in facts.items():
+        typer.echo(f"{fact:<9}{value}", err=True)
 
 
 def _drafter(llm: "LLM", speculation: SpeculativeConfig | None) -> str:

@@ -1,4 +1,10 @@
-"""`peagle train`: from a target and text that it wrote to a drafter."""
+"""`peagle train`: from a target and text that it wrote to a drafter.
+
+Examples:
+  peagle train recipe.yaml --dry-run
+  peagle train recipe.yaml --target ./target --drafter ./drafter --k 8
+  peagle train recipe.yaml learning_rate=3e-4 steps=2000
+"""
 
 import json
 import os
@@ -25,11 +31,6 @@ if TYPE_CHECKING:
     from peagle.train.snapshot import Progress
     from peagle.train.trainer import Telemetry, Trainer, Watch
 
-EXAMPLE = """\b
-Examples:
-  peagle train recipe.yaml --dry-run
-  peagle train recipe.yaml --target ./target --drafter ./drafter --k 8
-  peagle train recipe.yaml learning_rate=3e-4 steps=2000"""
 LONG = 1e6
 """Seconds over which the remaining time is estimated: reports may be minutes apart."""
 
@@ -132,7 +133,12 @@ def _run(trainer: "Trainer", log: "TrainingLog", console: Console, start: int) -
     """Run with a bar; None if interrupted."""
     try:
         with showing_reports(console, trainer.recipe.steps, start) as show, _stopping(trainer):
-            return trainer.run(_both(log.add, show))
+
+            def watch(report: "Telemetry") -> None:
+                log.add(report)
+                show(report)
+
+            return trainer.run(watch)
     except KeyboardInterrupt:
         return None
 
@@ -180,14 +186,6 @@ def _next(step: int | None) -> str:
     if step is None:
         return "no snapshot yet: the same command starts over"
     return f"the same command continues from the snapshot at step {step}"
-
-
-def _both(one: "Watch", other: "Watch") -> "Watch":
-    def watch(report: "Telemetry") -> None:
-        one(report)
-        other(report)
-
-    return watch
 
 
 @contextmanager

@@ -34,21 +34,20 @@ class Verdict:
         return f"{self.meaning}\nnext: {self.command}"
 
 
-def judge(recipe: "Recipe", estimated: float, measured: float) -> Verdict:
-    """Judge a recipe's drafter by its estimated acceptance length and by the engine's."""
-    return _judged(recipe, "", estimated, measured)
-
-
 def judge_served(recipe: "Recipe", estimated: float, measured: float | None) -> Verdict:
     """Judge a drafter whose target vLLM alone runs, by a server's AL or by the estimate alone."""
     known, said = (measured, "") if measured is not None else (estimated, "estimated ")
     serve = ["peagle", "serve", recipe.target, "--drafter", recipe.output, "--engine", "vllm"]
     bench = ["peagle", "bench", "--url", URL, "--chat", "--prompts", "FILE", "--no-ignore-eos"]
     commands = f"{shlex.join(serve)}\nthen: {shlex.join(bench)}"
-    return Verdict(_judged(recipe, said, estimated, known).meaning, commands)
+    return Verdict(judge(recipe, estimated, known, said).meaning, commands)
 
 
-def _judged(recipe: "Recipe", how: str, estimated: float, measured: float) -> Verdict:
+def judge(recipe: "Recipe", estimated: float, measured: float, how: str = "") -> Verdict:
+    """Judge a recipe's drafter by its estimated acceptance length and by the engine's.
+
+    how: said before the latter.
+    """
     most = recipe.num_speculative_tokens + 1
     said = f"{how}AL {measured:.2f} of at most {most}"
     if measured < HELPS:

@@ -32,7 +32,7 @@ async def chat(body: ChatBody, request: Request) -> Response:
     service = Service.of(request)
     async with contextlib.AsyncExitStack() as running:
         job = await begin(service, body, running)
-        choices = ChatChoices(service, job, body, request)
+        choices = ChatChoices(job, body, request)
         return await deliver(choices, job, bool(body.stream), request, running)
 
 
@@ -85,8 +85,8 @@ class ChatChoices(Choices):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, service: Service, job: Job, body: ChatBody, request: Request) -> None:
-        super().__init__(service, job, body, request)
+    def __init__(self, job: Job, body: ChatBody, request: Request) -> None:
+        super().__init__(job, body, request)
         self._body, self._calls = body, [0] * body.choices
         """Calls that each choice has begun."""
 

@@ -17,6 +17,8 @@ from peagle.server.sampling import sampling_params, structured_outputs
 from peagle.server.service import Job, Service
 from peagle.server.trace import TextOffsets, json_score
 
+Given = str | list[int]
+"""A prompt: a text, or token ids."""
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default."""
 
@@ -36,8 +38,7 @@ async def complete(body: CompletionBody, request: Request) -> Response:
                 for prompt in prompts
             ]
         job = await service.begin(prompts, params, n, running)
-        repeated = [prompt for prompt in prompts for _ in range(n)]
-        choices = CompletionChoices(service, job, body, request, repeated)
+        choices = CompletionChoices(job, body, request, prompts)
         return await deliver(choices, job, bool(body.stream), request, running)
 
 
@@ -47,18 +48,14 @@ class CompletionChoices(Choices):
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(
-        self,
-        service: Service,
-        job: Job,
-        body: CompletionBody,
-        request: Request,
-        prompts: Sequence[str | list[int]],
+        self, job: Job, body: CompletionBody, request: Request, prompts: Sequence[Given]
     ) -> None:
-        """prompts: of each of the job's sequences, as the client gave it."""
-        super().__init__(service, job, body, request)
-        self._body, tokenizer = body, service.llm.tokenizer
-        self._echo = [_said(tokenizer, prompt) if body.echo else "" for prompt in prompts]
-        self._offsets = [TextOffsets() for _ in prompts]
+        """prompts: as the client gave them, each for `n` of the job's sequences."""
+        super().__init__(job, body, request)
+        self._body, tokenizer = body, Service.of(request).llm.tokenizer
+        said = [_said(tokenizer, prompt) if body.echo else "" for prompt in prompts]
+        self._echo = [text for text in said for _ in range(job.n)]
+        self._offsets = [TextOffsets() for _ in job.prepared]
         self._special = frozenset(tokenizer.all_special_ids)
 
     def choice(self, index: int, completion: Completion) -> Json:
@@ -110,12 +107,12 @@ class CompletionChoices(Choices):
         return {self._tokens.name(token): json_score(score) for token, score in pairs}
 
 
-def _said(tokenizer: Any, prompt: str | list[int]) -> str:
+def _said(tokenizer: Any, prompt: Given) -> str:
     """A prompt as it stands before its completion."""
     return prompt if isinstance(prompt, str) else detokenize(tokenizer, prompt, skip_special=True)
 
 
-def _prompts(body: CompletionBody) -> list[str | list[int]]:
+def _prompts(body: CompletionBody) -> list[Given]:
     """The prompts, of which there is at least one."""
     prompt = body.prompt
     if not prompt and not isinstance(prompt, str):
