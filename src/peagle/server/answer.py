@@ -30,7 +30,7 @@ class Choices(ABC):
     """The `object` field of a stream's chunk."""
     waiting = WAITING
 
-    def __init__(self, job: Job, body: GenerationBody, request: Request) -> None:
+    def __init__(self, body: GenerationBody, request: Request, job: Job) -> None:
         service = Service.of(request)
         if GIVEN_ID.fullmatch(body.request_id or ""):
             request.state.request_id = body.request_id

@@ -1,7 +1,8 @@
 """`POST /v1/chat/completions`."""
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -17,7 +18,7 @@ from peagle.llm import LLM
 from peagle.models.chat_template import hides_tools
 from peagle.server.answer import Choices
 from peagle.server.body import tell_once
-from peagle.server.delivery import Json, deliver
+from peagle.server.delivery import Answer, Json, deliver
 from peagle.server.errors import APIError
 from peagle.server.messages import MessageBody
 from peagle.server.protocol import ChatBody
@@ -29,14 +30,17 @@ from peagle.server.trace import json_score
 
 async def chat(body: ChatBody, request: Request) -> Response:
     """Continue a conversation."""
-    service = Service.of(request)
+    return await answered(body, request, partial(ChatChoices, body, request))
+
+
+async def answered(body: ChatBody, request: Request, make: Callable[[Job], Answer]) -> Response:
+    """Continue a conversation, and answer with what `make` makes of the sequences."""
     async with contextlib.AsyncExitStack() as running:
-        job = await begin(service, body, running)
-        choices = ChatChoices(job, body, request)
-        return await deliver(choices, job, bool(body.stream), request, running)
+        job = await _begin(Service.of(request), body, running)
+        return await deliver(make(job), job, bool(body.stream), request, running)
 
 
-async def begin(service: Service, body: ChatBody, running: contextlib.AsyncExitStack) -> Job:
+async def _begin(service: Service, body: ChatBody, running: contextlib.AsyncExitStack) -> Job:
     """Run the next turn of a conversation; closing `running` cancels what still runs.
 
     Raises `APIError` or `InputError` for a request that cannot run as asked.
@@ -85,8 +89,8 @@ class ChatChoices(Choices):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, job: Job, body: ChatBody, request: Request) -> None:
-        super().__init__(job, body, request)
+    def __init__(self, body: ChatBody, request: Request, job: Job) -> None:
+        super().__init__(body, request, job)
         self._body, self._calls = body, [0] * body.choices
         """Calls that each choice has begun."""
 

@@ -38,7 +38,7 @@ async def complete(body: CompletionBody, request: Request) -> Response:
                 for prompt in prompts
             ]
         job = await service.begin(prompts, params, n, running)
-        choices = CompletionChoices(job, body, request, prompts)
+        choices = CompletionChoices(body, request, job, prompts)
         return await deliver(choices, job, bool(body.stream), request, running)
 
 
@@ -48,10 +48,10 @@ class CompletionChoices(Choices):
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(
-        self, job: Job, body: CompletionBody, request: Request, prompts: Sequence[Given]
+        self, body: CompletionBody, request: Request, job: Job, prompts: Sequence[Given]
     ) -> None:
         """prompts: as the client gave them, each for `n` of the job's sequences."""
-        super().__init__(job, body, request)
+        super().__init__(body, request, job)
         self._body, tokenizer = body, Service.of(request).llm.tokenizer
         said = [_said(tokenizer, prompt) if body.echo else "" for prompt in prompts]
         self._echo = [text for text in said for _ in range(job.n)]

@@ -1,27 +1,29 @@
 """A message: whole, or as the events of a stream."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+
+from fastapi import Request
 
 from peagle.completion import Chunk, Completion
 from peagle.server.answer import usage
+from peagle.server.anthropic.blocks import block
 from peagle.server.delivery import Json, event
 from peagle.server.errors import APIError
 from peagle.server.parts import Parts
-from peagle.server.service import Job
+from peagle.server.service import Job, Service
 
 NOTHING_CACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 
 
 class MessagesAnswer:
-    """One message.
-
-    name: of the request, with which its id ends. blocks: what it consists of.
-    """
+    """One message."""
 
     waiting = event({"type": "ping"}, "ping")
 
-    def __init__(self, name: str, model: str, blocks: Parts, job: Job) -> None:
-        self.id, self._blocks, self._job = f"msg_{name}", blocks, job
+    def __init__(self, request: Request, job: Job) -> None:
+        name, model = request.state.request_id, Service.of(request).settings.model_names[0]
+        self.id, self._blocks, self._job = f"msg_{name}", Parts(partial(block, name)), job
         self._head = {"id": self.id, "type": "message", "role": "assistant", "model": model}
 
     def whole(self, done: Sequence[Completion]) -> Json:

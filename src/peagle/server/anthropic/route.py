@@ -1,18 +1,14 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`."""
 
-import contextlib
 from functools import partial
 
 from fastapi import Request, Response
 
 from peagle.server.anthropic.answer import MessagesAnswer
-from peagle.server.anthropic.blocks import block
 from peagle.server.anthropic.body import MessagesBody
 from peagle.server.anthropic.conversation import chat_fields
 from peagle.server.body_route import validated
-from peagle.server.chat import begin, prompt_of
-from peagle.server.delivery import deliver
-from peagle.server.parts import Parts
+from peagle.server.chat import answered, prompt_of
 from peagle.server.protocol import ChatBody
 from peagle.server.service import Service
 from peagle.server.tools import tool_use
@@ -20,13 +16,8 @@ from peagle.server.tools import tool_use
 
 async def create_message(body: MessagesBody, request: Request) -> Response:
     """Continue a conversation, in Anthropic's form."""
-    service = Service.of(request)
     chat = validated(ChatBody, chat_fields(body))
-    async with contextlib.AsyncExitStack() as running:
-        job = await begin(service, chat, running)
-        name, model = request.state.request_id, service.settings.model_names[0]
-        answer = MessagesAnswer(name, model, Parts(partial(block, name)), job)
-        return await deliver(answer, job, bool(body.stream), request, running)
+    return await answered(chat, request, partial(MessagesAnswer, request))
 
 
 async def count_tokens(body: MessagesBody, request: Request) -> dict[str, int]:

@@ -2,6 +2,9 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
+
+from fastapi import Request
 
 from peagle.completion import Chunk, Completion
 from peagle.server.answer import usage
@@ -9,7 +12,9 @@ from peagle.server.delivery import WAITING, Json, event
 from peagle.server.errors import APIError
 from peagle.server.parts import Parts
 from peagle.server.responses.body import ResponsesBody
-from peagle.server.service import Job
+from peagle.server.responses.items import item
+from peagle.server.responses.tools import Tools
+from peagle.server.service import Job, Service
 
 UNSET: Json = {"metadata": {}, "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
 ECHOED = dict.fromkeys(("instructions", "max_output_tokens", "temperature", "top_p")) | UNSET
@@ -17,23 +22,21 @@ ECHOED = dict.fromkeys(("instructions", "max_output_tokens", "temperature", "top
 
 
 class ResponsesAnswer:
-    """One response.
-
-    name: of the request, with which its id ends. items: what it consists of.
-    """
+    """One response."""
 
     waiting = WAITING
 
-    def __init__(self, name: str, model: str, body: ResponsesBody, items: Parts, job: Job) -> None:
-        self.id, self._items, self._job = f"resp_{name}", items, job
-        self._told = 0
+    def __init__(self, body: ResponsesBody, request: Request, tools: Tools, job: Job) -> None:
+        name = request.state.request_id
+        self.id, self._job, self._told = f"resp_{name}", job, 0
+        self._items = Parts(partial(item, name, body, tools))
         told = {*ECHOED, "text", "reasoning"}
         given = body.model_dump(include=told, by_alias=True, exclude_none=True)
         self._head = {
             "id": self.id,
             "object": "response",
             "created_at": int(time.time()),
-            "model": model,
+            "model": Service.of(request).settings.model_names[0],
             "background": False,
             "previous_response_id": None,
             "store": False,
@@ -86,7 +89,7 @@ class ResponsesAnswer:
 
     def _response(self, status: str) -> Json:
         state = {"status": status, "error": None, "incomplete_details": None, "usage": None}
-        return {**self._head, **state, "output": [item.shown for item in self._items.done]}
+        return {**self._head, **state, "output": [one.shown for one in self._items.done]}
 
 
 def _usage(counts: Json) -> Json:

@@ -7,6 +7,7 @@ from typing import ClassVar
 from peagle.dialects.events import CallBegin, Event, Reasoning
 from peagle.server.delivery import Json
 from peagle.server.parts import AnswerPart
+from peagle.server.responses.body import ResponsesBody
 from peagle.server.responses.conversation import encoded
 from peagle.server.responses.tools import CustomInput, ToolName, Tools
 
@@ -192,23 +193,13 @@ class CustomCallOutput(CallOutput):
             yield {"type": "response.custom_tool_call_input.delta", "delta": text}
 
 
-class Items:
-    """Makes the items of one response.
-
-    name: of the request. summarized, carried: as in `ReasoningOutput`.
-    """
-
-    def __init__(self, name: str, tools: Tools, summarized: bool, carried: bool) -> None:
-        self._name, self._tools = name, tools
-        self._summarized, self._carried = summarized, carried
-
-    def item(self, index: int, opened: Event) -> OutputItem:
-        """The item that an event opens."""
-        match opened:
-            case Reasoning():
-                return ReasoningOutput(self._name, index, self._summarized, self._carried)
-            case CallBegin(name, call_id):
-                tool = self._tools.named(name)
-                kind = CustomCallOutput if tool.custom else FunctionCallOutput
-                return kind(self._name, index, call_id, tool)
-        return MessageOutput(self._name, index)
+def item(name: str, body: ResponsesBody, tools: Tools, index: int, opened: Event) -> OutputItem:
+    """The item that an event opens. name: of the request."""
+    match opened:
+        case Reasoning():
+            return ReasoningOutput(name, index, body.summarizes_thoughts, body.carries_thoughts)
+        case CallBegin(function, call_id):
+            tool = tools.named(function)
+            kind = CustomCallOutput if tool.custom else FunctionCallOutput
+            return kind(name, index, call_id, tool)
+    return MessageOutput(name, index)
