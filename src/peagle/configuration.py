@@ -13,7 +13,10 @@ PositiveInt = Annotated[int, Field(gt=0)]
 
 
 class Config(BaseModel):
-    """A frozen value whose unknown keys and impossible values raise `InputError`."""
+    """A frozen value whose unknown keys and impossible values raise `InputError`.
+
+    Where a field is an option of a command, the first sentence of its doc is the option's help.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
