@@ -163,7 +163,7 @@ def run(plan: Plan, longest: int) -> tuple[Book, Scheduler]:
         prompt_tokens=plan.prompt_tokens,
     )
     config = tiny.engine_config(enable_prefix_caching=plan.caching)
-    pace = Pace(None, None, capacity.max_length, capacity.num_seqs, Branching(0, 0, 0))
+    pace = Pace(None, None, Branching(0, 0, 0), capacity)
     scheduler = Scheduler(capacity.groups(), capacity, config, plan.late, pace)
     table = RequestTable(
         plan.num_seqs,

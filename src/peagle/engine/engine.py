@@ -164,13 +164,7 @@ class Engine:
             draft_length = DraftLength(times, self.worker.pauses, branching)
         without_drafts = lengths[0] == 0
         repeats = Repeats() if ahead and without_drafts and not needs.history else None
-        pace = Pace(
-            draft_length,
-            repeats,
-            max_length=capacity.max_length,
-            max_num_seqs=capacity.num_seqs,
-            branching=branching,
-        )
+        pace = Pace(draft_length, repeats, branching, capacity)
         self.scheduler = Scheduler(self.blocks, capacity, config, ahead, pace)
         weight, vocab_size = target.embed.weight, target.spec.vocab_size
         self._threads = thread_count(weight.device)

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from peagle.engine.branching import Branching
+from peagle.engine.capacity import Capacity
 from peagle.engine.draft_length import DraftLength, Stopped
 from peagle.engine.repeats import Repeats
 from peagle.engine.request import Request
@@ -21,12 +22,9 @@ class Pace:
     """Chooses the drafts of requests that decode; None: always K."""
     repeats: Repeats | None
     """Chooses how often a step has its cycle; None: once."""
-    max_length: int
-    """Longest prompt + output in tokens."""
-    max_num_seqs: int
-    """Most requests that run at once."""
     branching: Branching
     """Which cycles may have trees in place of chains."""
+    capacity: Capacity
 
     def follows_one_more(self, requests: Collection[Request]) -> bool:
         """Whether the drafter is to follow a request beside these.
@@ -35,7 +33,7 @@ class Pace:
         """
         if self.draft_length is None:
             return True
-        if self.draft_length.pays(min(len(requests) + 1, self.max_num_seqs)):
+        if self.draft_length.pays(min(len(requests) + 1, self.capacity.num_seqs)):
             return True
         return _followed(requests) < SCOUTS
 
@@ -103,7 +101,7 @@ class Pace:
             return 1
         # no cycle of the step may reach beyond a context's end
         furthest = max((request.furthest for request in decoding), default=0)
-        return max(min(wanted, self.max_length - furthest), 1)
+        return max(min(wanted, self.capacity.max_length - furthest), 1)
 
 
 def _followed(requests: Collection[Request]) -> int:

@@ -90,7 +90,7 @@ class Request:
         """Tokens found there when it was last admitted."""
         self.distrusts_cache = params.unrecorded_from is not None
         """Whether it has met NaN after cached keys, or audits them, and is computed without any."""
-        self.told = False
+        self._told = False
         """Whether an output has said how it began."""
 
     @property
@@ -252,9 +252,11 @@ class Request:
         self.ahead -= rows
         self.promised -= tokens
 
-    def beginning(self) -> "Beginning":
-        """What the first output with tokens, or an end, tells once."""
-        self.told = True
+    def beginning(self) -> "Beginning | None":
+        """What the first output with tokens, or an end, tells; None: one has told it."""
+        if self._told:
+            return None
+        self._told = True
         queued = (self.admitted or self.arrived) - self.arrived
         return Beginning(queued, self.cached, tuple(self.prompt_logprobs), self.seed)
 

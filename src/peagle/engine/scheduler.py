@@ -25,14 +25,10 @@ NAN_LOGITS = "the target's logits are NaN; its weights may be broken, or need an
 class Launched:
     """A step whose outcome is not known yet."""
 
-    number: int
+    step: Step
     work: tuple[Share, ...]
     admissions: tuple[int, ...]
     """`Request.admissions` of each share's request, at the launch."""
-    prompts_alone: bool
-    """Whether the step has prompt chunks only."""
-    branched: bool
-    """Whether the drafts of the step's cycles are trees."""
 
 
 class Scheduler:
@@ -104,7 +100,7 @@ class Scheduler:
         all, not one each.
         """
         alone = not self.waiting and self._on_device == len(self.running)
-        return alone and self.in_flight and self._launched[-1].prompts_alone
+        return alone and self.in_flight and not self._launched[-1].step.cycles
 
     @property
     def _on_device(self) -> int:
@@ -150,9 +146,7 @@ class Scheduler:
         left, blocks = self._held.news()
         caught_up, self._caught_up = tuple(self._caught_up), []
         self._steps += 1
-        nodes = self._nodes(plan, shares)
-        self._note(plan, [share.request for share in shares], nodes > 0)
-        return Step(
+        step = Step(
             self._steps,
             left=left,
             caught_up=caught_up,
@@ -162,8 +156,10 @@ class Scheduler:
             cycles=tuple(share.cycle() for share in shares),
             repeats=plan.repeats,
             chunks=tuple(share.chunk(self._held.state_slot(share)) for share in others),
-            nodes=nodes,
+            nodes=self._nodes(plan, shares),
         )
+        self._note(plan, step, [share.request for share in shares])
+        return step
 
     def commit(self, outcome: Outcome) -> list[RequestOutput]:
         """Apply what a worker answered; returns what each request got by it."""
@@ -172,7 +168,7 @@ class Scheduler:
         outputs = []
         if outcome.step is not None:
             launched = self._launched.popleft()
-            assert launched.number == outcome.step, "outcomes come in the order of steps"
+            assert launched.step.number == outcome.step, "outcomes come in the order of steps"
             outputs = self._land(launched, outcome)
         return outputs + self._make_room(refused)
 
@@ -248,9 +244,8 @@ class Scheduler:
         room = len(share.request.blocks) * self._capacity.block_size
         return nodes if not others and share.start + nodes < room else 0
 
-    def _note(self, plan: Plan, cycles: Sequence[Request], branched: bool) -> None:
-        """Write down a plan that the worker gets. cycles: those who take part in its cycles;
-        branched: whether their drafts are trees."""
+    def _note(self, plan: Plan, step: Step, cycles: Sequence[Request]) -> None:
+        """Write down a plan that the worker gets as a step. cycles: who takes part in those."""
         if not plan.work:
             return
         self.pace.launched(cycles, plan.drafts, plan.repeats)
@@ -258,8 +253,7 @@ class Scheduler:
             share.request.launch(share.rows, share.tokens)
             share.request.on_device |= share.completes and self.runs_ahead
         admissions = tuple(share.request.admissions for share in plan.work)
-        launched = Launched(self._steps, plan.work, admissions, not cycles, branched)
-        self._launched.append(launched)
+        self._launched.append(Launched(step, plan.work, admissions))
 
     def _land(self, launched: Launched, outcome: Outcome) -> list[RequestOutput]:
         """Apply results, but not those of requests that ended or began anew meanwhile."""
@@ -274,7 +268,7 @@ class Scheduler:
                 if share.decodes:
                     verified.append((share.drafts, results[request.row].accepted))
                 outputs.append(self._advance(share, results[request.row]))
-        self.pace.landed(verified, outcome.time, launched.branched)
+        self.pace.landed(verified, outcome.time, launched.step.nodes > 0)
         return outputs
 
     def _advance(self, share: Share, result: Result) -> RequestOutput:
@@ -308,7 +302,7 @@ class Scheduler:
             drafted=result.drafted,
             verified=result.accepted,
             logprobs=result.logprobs[: len(new)],
-            beginning=request.beginning() if (new or reason) and not request.told else None,
+            beginning=request.beginning() if new or reason else None,
             failure=request.failure,
             cycle=share.decodes,
         )
@@ -375,10 +369,8 @@ class Scheduler:
     def _fail(self, request: Request, rows: int) -> RequestOutput:
         request.failure = f"the GPU has no memory for {rows} prompt tokens at once"
         self.abort(request.id, "error")
-        beginning = None if request.told else request.beginning()
-        return RequestOutput(
-            request.id, (), 0, "error", beginning=beginning, failure=request.failure
-        )
+        beginning, failure = request.beginning(), request.failure
+        return RequestOutput(request.id, (), 0, "error", beginning=beginning, failure=failure)
 
     def _catch_up(self, request: Request) -> None:
         """Have the drafter see what cycles without drafts left unseen of a request that leaves.

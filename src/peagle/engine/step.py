@@ -30,9 +30,10 @@ class Settings:
     """The request whose constraint the host follows; None: there is none."""
 
     @property
-    def top_k(self) -> int:
-        """0: all tokens."""
-        return max(self.params.top_k, 0)
+    def sampling(self) -> tuple[float, int, float, float, int]:
+        """The request's values of `ops.sampling.Sampling`."""
+        how = self.params
+        return how.temperature, max(how.top_k, 0), how.top_p, how.min_p, self.seed
 
 
 @dataclass(frozen=True)

@@ -7,40 +7,28 @@ import torch
 from torch import Tensor
 
 from peagle.engine.logprobs import PromptLogprobs
-from peagle.engine.step import Cycle, CycleTime, PromptChunk
+from peagle.engine.step import Cycle, CycleTime, PromptChunk, Step
 from peagle.transfer import Download
 
-
-@dataclass(frozen=True)
-class LaunchedCycle:
-    """A captured cycle in flight, run once or more often, and the events that time it."""
-
-    requests: int
-    drafts: int
-    repeats: int
-    started: torch.cuda.Event
-    ended: torch.cuda.Event
-
-    @property
-    def seconds(self) -> float:
-        """How long it took each time; only after it has ended."""
-        return self.started.elapsed_time(self.ended) / 1e3 / self.repeats
+Timed = tuple[torch.cuda.Event, torch.cuda.Event]
+"""The events around a step's cycles."""
 
 
 @dataclass(frozen=True)
 class Flight:
     """A launched step, and where its results will be."""
 
-    number: int
-    work: tuple[PromptChunk | Cycle, ...]
-    """The parts of the step that were not refused."""
+    step: Step
+    chunks: tuple[PromptChunk, ...]
+    """Those of the step that were not refused: all of them, or none."""
     drafts: int
     """The drafts of each request in the step's cycle."""
     results: Download
     """[table rows, K + 3] the results, as `CycleState` has them"""
     repeated: Download | None
     """[table rows, repeats] what a cycle chose each time; None: it ran once."""
-    cycle: LaunchedCycle | None
+    timed: Timed | None
+    """None: its cycles were not captured, or the host took part in them."""
     host: float
     """As in `CycleTime`."""
     catching_up: float
@@ -51,13 +39,24 @@ class Flight:
     """Log-probabilities of prompts' own tokens; None where none are wanted."""
 
     @property
+    def work(self) -> tuple[Cycle | PromptChunk, ...]:
+        """The parts of the step that were not refused."""
+        return *self.step.cycles, *self.chunks
+
+    @property
+    def refused(self) -> tuple[int, ...]:
+        """The rows of chunks for which there was no memory."""
+        return () if self.chunks else tuple(chunk.row for chunk in self.step.chunks)
+
+    @property
     def time(self) -> CycleTime | None:
         """How long its cycle took, where that is known; only after it has ended."""
-        cycle = self.cycle
-        if cycle is None:
+        if self.timed is None:
             return None
-        times = cycle.seconds, self.host, self.catching_up
-        return CycleTime(cycle.requests, cycle.drafts, *times)
+        started, ended = self.timed
+        seconds = started.elapsed_time(ended) / 1e3 / self.step.repeats
+        requests = len(self.step.cycles)
+        return CycleTime(requests, self.drafts, seconds, self.host, self.catching_up)
 
     def tokens(self, found: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
         """What each request got, by table row. found: the results."""

@@ -135,10 +135,6 @@ class CycleGraphs:
         batch, draft = self._batch(size, _steady(drafts)), self._drafted(size, drafts)
         batch.commit(draft, batch.accept(draft, verified), verified)
 
-    @property
-    def _device(self) -> torch.device:
-        return self._side.state.computed.device
-
     def _batch(self, size: int, shape: CycleShape) -> DeviceBatch:
         return DeviceBatch(self._side, self._requests[size], shape)
 
@@ -195,13 +191,7 @@ class CycleGraphs:
         if not self._requests[size].is_cuda:
             return run
         self._fill(size, [self._spare] * size)
-        graph, found = captured(run, self._device, self.pool)
-        self.pool = self.pool or graph.pool()
-
-        def replay() -> T:
-            graph.replay()
-            return found
-
+        replay, self.pool = captured(run, self._side.state.computed.device, self.pool)
         return replay
 
     def _whole(self, size: int, shape: CycleShape) -> None:
@@ -249,12 +239,10 @@ class CycleGraphs:
         self._filled[size] = rows
 
 
-def captured(
-    run: Callable[[], T], device: torch.device, pool: Any
-) -> tuple[torch.cuda.CUDAGraph, T]:
-    """A graph of what `run` launches, with its memory from `pool`, and what `run` returned in it.
+def captured(run: Callable[[], T], device: torch.device, pool: Any) -> tuple[Callable[[], T], Any]:
+    """What replays all that `run` launches, and returns what it returned; and the graph's pool.
 
-    pool: None is one of its own.
+    pool: where the graph's memory is from; None: one of its own.
     """
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -267,7 +255,12 @@ def captured(
     # a graph replays addresses: what it reads and writes must stay where it is
     with torch.cuda.graph(graph, pool=pool):
         found = run()
-    return graph, found
+
+    def replay() -> T:
+        graph.replay()
+        return found
+
+    return replay, graph.pool()
 
 
 def _steady(drafts: int) -> CycleShape:

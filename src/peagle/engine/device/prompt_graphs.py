@@ -8,7 +8,7 @@ many prompts can end in a pass as it has tiles.
 import bisect
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,20 +40,16 @@ class PromptGraph:
         self._models, self._table, self._spare, self._size = models, table, spare, size
         self._followed = followed
         self._inputs = upload(self._packed_inputs(()), table.slots.device)
-        self._replayed: tuple[torch.cuda.CUDAGraph, PromptEnds] | None = None
+        self._run: Callable[[], PromptEnds] = self._pass
 
     def capture(self, pool: Any) -> None:
         """Capture the pass, with memory from a pool that nothing else uses while it runs."""
-        self._replayed = captured(self._pass, self._inputs.device, pool)
+        self._run, _ = captured(self._pass, self._inputs.device, pool)
 
     def run(self, chunks: Sequence[PromptChunk]) -> PromptEnds:
         """The ends of the chunks that complete; valid until the next graph of the pool runs."""
         self._inputs.copy_(upload(self._packed_inputs(chunks), self._inputs.device))
-        if self._replayed is None:
-            found = self._pass()
-        else:
-            graph, found = self._replayed
-            graph.replay()
+        found = self._run()
         count = sum(chunk.completes for chunk in chunks)
         features = None if found.features is None else found.features[:count]
         return PromptEnds(found.logits[:count], features)

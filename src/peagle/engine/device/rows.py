@@ -158,7 +158,8 @@ class DeviceRows:
 
 
 def _whole_numbers(chunk: PromptChunk, settings: Settings) -> tuple[int, ...]:
-    return chunk.row, chunk.stop, settings.k, settings.seed, settings.top_k
+    _, top_k, _, _, seed = settings.sampling
+    return chunk.row, chunk.stop, settings.k, seed, top_k
 
 
 def _real_numbers(settings: Settings) -> tuple[float, ...]:

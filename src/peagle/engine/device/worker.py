@@ -13,7 +13,7 @@ from peagle.drafters.proposer import Needs
 from peagle.engine.branching import Branching
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.cycle import DeviceSide
-from peagle.engine.device.flight import Flight, LaunchedCycle
+from peagle.engine.device.flight import Flight, Timed
 from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.models import DeviceModels
 from peagle.engine.device.prefill import Prefill, in_order
@@ -137,7 +137,8 @@ class DeviceWorker:
         self._memory.update(step)
         for begin in step.begun:
             self._rows.admit(begin)
-        flight, refused = self._launch(step) if step.work else (None, ())
+        flight = self._launch(step) if step.work else None
+        refused = () if flight is None else flight.refused
         if not step.hosted:
             # the step before is read, and this one stays in flight
             flight, self._flight = self._flight, flight
@@ -181,44 +182,31 @@ class DeviceWorker:
         drafts = self.graphs.length_for(max(cycle.drafts for cycle in step.cycles))
         return self._rows.behind([cycle.row for cycle in step.cycles], drafts, step.repeats)
 
-    def _launch(self, step: Step) -> tuple[Flight, tuple[int, ...]]:
-        """Launch a step. Returns it, and the rows of chunks for which there was no memory."""
+    def _launch(self, step: Step) -> Flight:
+        """Launch a step."""
         logits: dict[int, Tensor] = {}
         drafts = max((cycle.drafts for cycle in step.cycles), default=0)
         drafts = self.graphs.length_for(drafts)
-        repeated, cycle = None, None
+        repeated, timed = None, None
         if step.cycles:
-            cycle = self._cycle(step, drafts, logits)
+            timed = self._cycle(step, drafts, logits)
             if step.repeats > 1:
                 repeated = Download(self._repeated[:, : step.repeats])
         # after the cycle, whose replay would overwrite what a prompt leaves in their memory
         chunks, prompts = self._start(step.chunks, logits)
-        refused = () if chunks else tuple(chunk.row for chunk in step.chunks)
         results = Download(self._rows.state.results)
-        work: tuple[Cycle | PromptChunk, ...] = (*step.cycles, *chunks)
         if self._flight is None:
             # nothing was in flight: the host has waited for requests, which is no time for a step
             self._landed = 0.0
         host = time.perf_counter() - self._landed if self._landed else 0.0
-        flight = Flight(
-            number=step.number,
-            work=work,
-            drafts=drafts,
-            results=results,
-            repeated=repeated,
-            cycle=cycle,
-            host=host,
-            catching_up=self._catching_up,
-            logits=logits,
-            prompts=prompts,
-        )
-        return flight, refused
+        times = timed, host, self._catching_up
+        return Flight(step, chunks, drafts, results, repeated, *times, logits, prompts)
 
-    def _cycle(self, step: Step, drafts: int, logits: dict[int, Tensor]) -> LaunchedCycle | None:
+    def _cycle(self, step: Step, drafts: int, logits: dict[int, Tensor]) -> Timed | None:
         """Run a step's cycles; their times are known only where the host takes no part."""
         rows = [cycle.row for cycle in step.cycles]
         if not any(cycle.hosted for cycle in step.cycles):
-            return self._timed(rows, drafts, step.nodes, step.repeats)
+            return self._timed(step, rows, drafts)
         shape = self._rows.next_shape(rows, drafts)
         proposed = Download(self.graphs.draft(rows, shape))
         verified = self.graphs.verify(rows, drafts)  # launched; forms look at the drafts meanwhile
@@ -271,26 +259,24 @@ class DeviceWorker:
                 kept[item.row] = share.clone()
         self._processor.edit(rows, choices, proposed)
 
-    def _timed(
-        self, rows: list[int], drafts: int, nodes: int, repeats: int
-    ) -> LaunchedCycle | None:
+    def _timed(self, step: Step, rows: list[int], drafts: int) -> Timed | None:
         """Run and time a cycle; None if it was not captured, since its time is not typical then."""
         if not self._rows.state.computed.is_cuda:
-            self._repeat(rows, drafts, nodes, repeats)
+            self._repeat(step, rows, drafts)
             return None
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         started.record()
-        replayed = self._repeat(rows, drafts, nodes, repeats)
+        replayed = self._repeat(step, rows, drafts)
         ended.record()
-        cycle = LaunchedCycle(len(rows), drafts, repeats, started, ended)
-        return cycle if replayed else None
+        return (started, ended) if replayed else None
 
-    def _repeat(self, rows: list[int], drafts: int, nodes: int, repeats: int) -> bool:
-        """Run a cycle so often, and keep what it chooses; returns whether it was captured."""
+    def _repeat(self, step: Step, rows: list[int], drafts: int) -> bool:
+        """Run a cycle as often as the step says, and keep what it chooses; returns whether it was
+        captured."""
         replayed = True
-        for turn in range(repeats):
-            replayed &= self.graphs.run(rows, self._rows.next_shape(rows, drafts, nodes))
-            if repeats > 1:
+        for turn in range(step.repeats):
+            replayed &= self.graphs.run(rows, self._rows.next_shape(rows, drafts, step.nodes))
+            if step.repeats > 1:
                 # the next turn writes its results in the same place
                 self._repeated[:, turn].copy_(self._rows.state.results[:, 1])
         return replayed
@@ -306,7 +292,7 @@ class DeviceWorker:
             self._result(item, flight, tokens[item.row], found[item.row], scores, prompts)
             for item in flight.work
         )
-        return Outcome(flight.number, results, flight.time)
+        return Outcome(flight.step.number, results, flight.time)
 
     def _result(
         self,

@@ -34,8 +34,7 @@ def choose(
     if any(part.item.hosted for part in work) or any(own.params.penalized for own in each):
         # log-probabilities are read later, and are of what the target said
         logits = logits.clone()
-        counts = [(part.drafts, part.item.missing) for part in work]
-        choices = [Choice(own, *count) for own, count in zip(each, counts, strict=True)]
+        choices = [Choice(p.request.settings, p.drafts, p.item.missing) for p in work]
         processor.edit(logits, choices, Download(drafts))
         _penalize(logits, work, drafts)
     if all(own.params.temperature == 0 for own in each):
@@ -68,10 +67,5 @@ def _penalize(logits: Tensor, work: Sequence[RequestRows], drafts: Tensor) -> No
 
 def sampling_of(settings: Sequence[Settings], device: torch.device) -> Sampling:
     """How each of some rows samples."""
-    return Sampling(
-        temperature=torch.tensor([s.params.temperature for s in settings], device=device),
-        top_k=torch.tensor([s.top_k for s in settings], device=device),
-        top_p=torch.tensor([s.params.top_p for s in settings], device=device),
-        min_p=torch.tensor([s.params.min_p for s in settings], device=device),
-        seeds=torch.tensor([s.seed for s in settings], device=device),
-    )
+    columns = zip(*(own.sampling for own in settings), strict=True)
+    return Sampling(*(torch.tensor(column, device=device) for column in columns))

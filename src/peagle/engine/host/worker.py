@@ -60,7 +60,10 @@ class HostWorker:
         # first of all: the prefix cache knows the blocks of these rows already
         left = [(row, self._rows[row]) for row in step.caught_up]
         self._catch_up([(row, request, request.unseen) for row, request in left])
-        self._update(step)
+        self._memory.update(step)
+        for row in step.left:
+            self._rows.pop(row, None)
+        self._rows |= {begin.row: Row.of(begin) for begin in step.begun}
         if not step.work:
             return Outcome()
         parts = [RequestRows.of(item, self._rows[item.row]) for item in step.work]
@@ -88,13 +91,6 @@ class HostWorker:
         """Forget all requests; raises where the device is lost."""
         self._memory.table.forget()
         self._rows.clear()
-
-    def _update(self, step: Step) -> None:
-        self._memory.update(step)
-        for row in step.left:
-            self._rows.pop(row, None)
-        for begin in step.begun:
-            self._rows[begin.row] = Row.of(begin)
 
     def _is_behind(self, part: RequestRows) -> bool:
         """Whether the drafter has missed more than it sees in a cycle, or than is kept for it.
