@@ -643,7 +643,7 @@ def finish(engine: Engine) -> None:
         step(engine)
     assert not engine.busy, "the engine makes no progress"
     check_blocks(engine.blocks)
-    assert engine.blocks.free_blocks == engine.blocks.num_blocks
+    assert sum(engine.blocks.free_by_group()) == engine.blocks.num_blocks
 
 
 def step(engine: Engine) -> list[RequestOutput]:

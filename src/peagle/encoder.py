@@ -66,8 +66,7 @@ class PromptEncoder:
     def _encoded(self, text: str, **how: bool) -> list[int]:
         """As transformers has them, which also looks for their places in the text."""
         if self._backend is None:
-            found: list[int] = self.tokenizer(text, verbose=False, **how).input_ids
-            return found
+            return self.tokenizer(text, verbose=False, **how).input_ids
         [encoded] = self._backend.encode_batch_fast([text], **how)
         return list(encoded.ids)
 

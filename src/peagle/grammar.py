@@ -210,10 +210,7 @@ def _lark(grammar: str) -> str:
         from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
     try:
         return gbnf_to_lark(grammar)
-    except (
-        IndexError,
-        ValueError,
-    ):  # what it meets where a text or a class of characters has no end
+    except (IndexError, ValueError):  # what it meets where a text or a class has no end
         raise InputError("not a grammar in GBNF: a text, a class or a count is wrong") from None
     except (GbnfToLarkError, RecursionError) as error:
         raise InputError(f"not a grammar in GBNF: {error}") from None

@@ -40,6 +40,9 @@ from peagle.stop_strings import StopStrings
 from peagle.structural_tag import lark_of
 from peagle.token_rules import ThoughtSpan, endings_of
 
+Sampled = SamplingParams | Sequence[SamplingParams] | None
+"""How some prompts are sampled: all alike, or each in its own way; None: by the defaults."""
+
 
 class LLM(PromptEncoder):
     """A target, perhaps a drafter, and an engine over both.
@@ -134,7 +137,7 @@ class LLM(PromptEncoder):
     def chat(
         self,
         conversations: Sequence[Sequence[Mapping[str, Any]]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Sampled = None,
         tools: Sequence[Mapping[str, Any]] = (),
         **variables: Any,
     ) -> list[Completion]:
@@ -146,19 +149,12 @@ class LLM(PromptEncoder):
         prompts = [self.render(messages, tools, **variables) for messages in conversations]
         return list(self.completions(prompts, params, ChatTurn(use)))
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[Completion]:
+    def generate(self, prompts: Sequence[Prompt], params: Sampled = None) -> list[Completion]:
         """Complete every prompt, in order. Raises `InputError` before any of them runs."""
         return list(self.completions(prompts, params))
 
     def completions(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        chat: ChatTurn | None = None,
+        self, prompts: Sequence[Prompt], params: Sampled = None, chat: ChatTurn | None = None
     ) -> Iterator[Completion]:
         """Like `generate`, but yield each completion once it and those before it are finished.
 
@@ -368,9 +364,7 @@ class LLM(PromptEncoder):
         return live.chunk(output.request_id, completion)
 
 
-def _per_prompt(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams]:
+def _per_prompt(params: Sampled, count: int) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:

@@ -4,6 +4,7 @@ Its work is a function of this package that takes and returns what JSON holds: n
 and the process imports no more than the function's module does.
 """
 
+import contextlib
 import contextvars
 import functools
 import importlib
@@ -68,21 +69,19 @@ class Sandbox:
         # kept again once it has answered: an interrupted process would answer the next question
         # with this answer
         self._process = None
+        line = b""
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(json.dumps(asked).encode() + b"\n")
-            process.stdin.flush()
-            line = _line(process.stdout)
-        except OSError:
-            line = b""
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
+            with contextlib.suppress(OSError):
+                process.stdin.write(json.dumps(asked).encode() + b"\n")
+                process.stdin.flush()
+                line = _line(process.stdout)
+        finally:
+            if not line:
+                process.kill()
+                process.wait()
         if not line:
-            process.kill()
-            process.wait()
             raise InputError(
                 "structured outputs: too complex: it takes too long, or too much memory"
             )

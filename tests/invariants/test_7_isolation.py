@@ -116,7 +116,7 @@ def whole(llm: LLM) -> Iterator[None]:
     yield
     assert not llm.engine.busy
     tiny.check_blocks(llm.engine.core.blocks)
-    assert llm.engine.core.blocks.free_blocks == llm.engine.core.blocks.num_blocks
+    assert sum(llm.engine.core.blocks.free_by_group()) == llm.engine.core.blocks.num_blocks
 
 
 LONG = SamplingParams(max_tokens=24, ignore_eos=True)

@@ -53,7 +53,7 @@ class Running:
             time.sleep(0.01)
         blocks = engine.core.blocks
         tiny.check_blocks(blocks)
-        assert blocks.free_blocks == blocks.num_blocks
+        assert sum(blocks.free_by_group()) == blocks.num_blocks
 
 
 def start(

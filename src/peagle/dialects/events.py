@@ -85,6 +85,11 @@ class Message:
                 self.calls[-1].complete = True
 
 
+def whole_call(name: str, arguments: str) -> tuple[Event, ...]:
+    """The events of a call that is known at once."""
+    return CallBegin(name), CallArguments(arguments), CallEnd()
+
+
 def joined(events: Iterable[Event]) -> Iterator[Event]:
     """The same events with neighbours of a kind in one."""
     for kind, same in itertools.groupby(events, type):

@@ -69,5 +69,4 @@ class Gemma4Reader(ObjectCalls):
         if "{" in new and (name := NAME.match(self.held)):
             yield from self._begin(name[1].strip(), name.end())
             return
-        begun = self.held.lstrip()
-        self.refused = not (begun.startswith(CALL) or CALL.startswith(begun))
+        self.refused = not self._may_begin(CALL)

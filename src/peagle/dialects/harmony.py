@@ -13,7 +13,7 @@ from typing import Any
 
 from peagle.dialects.arguments import as_arguments
 from peagle.dialects.dialect import needs_grammar
-from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
+from peagle.dialects.events import Content, Event, Reasoning, whole_call
 from peagle.dialects.markers import Markers
 from peagle.dialects.object_calls import ObjectCalls
 from peagle.dialects.parser import Section
@@ -53,7 +53,7 @@ class HarmonyCall(ObjectCalls):
         given = as_arguments(self.held, self._use.arguments_of(self._name))
         self.refused = given is None
         if given is not None:
-            yield from (CallBegin(self._name), CallArguments(given), CallEnd())
+            yield from whole_call(self._name, given)
             self.held, self._read = "", self._after
 
     def _head(self) -> Iterator[Event]:

@@ -49,6 +49,11 @@ class HeldCalls(ABC):
         """The section is closed: complete what can be."""
         yield from ()
 
+    def _may_begin(self, opening: str) -> bool:
+        """Whether what is held may be the beginning of something that opens so."""
+        begun = self.held.lstrip()
+        return begun.startswith(opening) or opening.startswith(begun)
+
     @abstractmethod
     def _head(self) -> Iterator[Event]:
         """A call up to its arguments."""

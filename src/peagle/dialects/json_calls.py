@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from peagle.dialects.argument_schema import ANYTHING
 from peagle.dialects.arguments import SPACE, ArgumentsWriter, as_arguments
-from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Event
+from peagle.dialects.events import Event, whole_call
 from peagle.dialects.object_calls import ObjectCalls
 from peagle.dialects.tools import ToolUse
 
@@ -78,9 +78,7 @@ class JSONCalls(ObjectCalls):
         name, arguments = self._parts(self._written)
         self.refused = name is None or arguments is None or not self._knows(name)
         if name is not None and arguments is not None and not self.refused:
-            yield CallBegin(name)
-            yield CallArguments(arguments)
-            yield CallEnd()
+            yield from whole_call(name, arguments)
             self._expect_call()
 
     def _parts(self, text: str) -> tuple[str | None, str | None]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from peagle.dialects.argument_schema import Argument
 from peagle.dialects.arguments import ANSWER, as_arguments
-from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Event
+from peagle.dialects.events import Event, whole_call
 from peagle.dialects.held_calls import HeldCalls
 from peagle.dialects.markers import Markers
 from peagle.dialects.sections import CallFormat
@@ -94,10 +94,8 @@ class PythonicReader(HeldCalls):
         self.held = self.held[end:]
         self._begin()
         for name, arguments in calls:
-            yield CallBegin(name)
             text = json.dumps(arguments, ensure_ascii=False)
-            yield CallArguments(as_arguments(text, self._use.arguments_of(name)) or "{}")
-            yield CallEnd()
+            yield from whole_call(name, as_arguments(text, self._use.arguments_of(name)) or "{}")
 
     def _begin(self) -> None:
         """Expect a list."""

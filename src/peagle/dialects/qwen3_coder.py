@@ -137,7 +137,7 @@ class TaggedCalls(HeldCalls):
             self._read = self._parameter
             yield CallBegin(found[1])
         else:
-            self.refused = not _may_begin(self.held, "<function=")
+            self.refused = not self._may_begin("<function=")
 
     def _parameter(self) -> Iterator[Event]:
         """The next argument's tag, or the end of the call."""
@@ -251,8 +251,3 @@ class TaggedCalls(HeldCalls):
 
     def _take(self, end: int) -> None:
         self.held = self.held[end:]
-
-
-def _may_begin(text: str, tag: str) -> bool:
-    text = text.lstrip()
-    return text.startswith(tag) or tag.startswith(text)

@@ -4,6 +4,7 @@ transformers does the reading. It works on text, so that every added token is a 
 text is handed on.
 """
 
+import functools
 import json
 import logging
 import string
@@ -11,15 +12,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from peagle.dialects.arguments import as_arguments
-from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
+from peagle.dialects.events import Content, Event, Reasoning, whole_call
 from peagle.dialects.markers import Markers
 from peagle.dialects.parser import Section
 from peagle.dialects.section_dialect import SectionDialect
-from peagle.dialects.sections import CallFormat, ReasoningFormat, Trimmed
+from peagle.dialects.sections import Trimmed
 from peagle.dialects.tools import ToolUse
 
-THOUGHTS = ("thinking", "reasoning", "reasoning_content")
 CALLS = "tool_calls"
+SECTIONS: dict[str, Section] = {"content": "content", CALLS: "call"}
+SECTIONS |= dict.fromkeys(("thinking", "reasoning", "reasoning_content"), "reasoning")
+"""Fields of templates; others are hidden."""
 log = logging.getLogger("peagle.dialects")
 
 
@@ -79,7 +82,7 @@ class ResponseTemplateParser:
                     self._unread += text
                 case {"type": "region_open", "field": field}:
                     self._field, self._text = field, Trimmed(string.whitespace, string.whitespace)
-                    self.section = _section(field)
+                    self.section = SECTIONS.get(field, "marker")
                 case {"type": "region_chunk", "text": text, "dirty": False}:
                     yield from self._said(self._text.feed(text))
                 case {"type": "region_close", "field": field, "value": value}:
@@ -97,14 +100,6 @@ class ResponseTemplateParser:
 class ResponseTemplateDialect(SectionDialect):
     """Reads by the checkpoint's template, and constrains as the dialect that it looks like."""
 
-    def __init__(
-        self, tokenizer: Any, reasoning: ReasoningFormat | None, calls: CallFormat
-    ) -> None:
-        super().__init__(tokenizer, reasoning, calls)
-        self._tokenizer = tokenizer
-        added = {token: text for text, token in tokenizer.get_added_vocab().items()}
-        self._markers = Markers(added)
-
     @property
     def description(self) -> str:
         """The dialect in a few words."""
@@ -112,7 +107,11 @@ class ResponseTemplateDialect(SectionDialect):
 
     def markers(self, use: ToolUse | None) -> Markers:
         """All added tokens."""
-        return self._markers
+        return self._added
+
+    @functools.cached_property
+    def _added(self) -> Markers:
+        return Markers({token: text for text, token in self._tokenizer.get_added_vocab().items()})
 
     def parser(self, prompt: Sequence[int], use: ToolUse | None) -> ResponseTemplateParser:
         """A parser in the state that the prompt leaves."""
@@ -125,12 +124,6 @@ class ResponseTemplateDialect(SectionDialect):
             self._tokenizer.get_response_parser(prefix=prefix, tools=tools or None),
             use or ToolUse(()),
         )
-
-
-def _section(field: str) -> Section:
-    if field in THOUGHTS:
-        return "reasoning"
-    return "call" if field == CALLS else "content" if field == "content" else "marker"
 
 
 def _calls(value: Any, use: ToolUse) -> Iterator[Event]:
@@ -146,6 +139,4 @@ def _calls(value: Any, use: ToolUse) -> Iterator[Event]:
         if given is None:
             log.warning(f"a tool call whose arguments are no object is left out: {call!r:.200}")
             continue
-        yield CallBegin(name)
-        yield CallArguments(given)
-        yield CallEnd()
+        yield from whole_call(name, given)

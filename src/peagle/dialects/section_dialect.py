@@ -25,7 +25,7 @@ class SectionDialect:
     def __init__(
         self, tokenizer: Any, reasoning: ReasoningFormat | None, calls: CallFormat
     ) -> None:
-        self._reasoning, self._calls = reasoning, calls
+        self._tokenizer, self._reasoning, self._calls = tokenizer, reasoning, calls
         thoughts = (reasoning.begin, reasoning.end) if reasoning is not None else ()
         others = (calls.begin, calls.end, calls.also, *calls.inner)
         self._without_calls = Markers.of(tokenizer, thoughts)

@@ -85,11 +85,6 @@ class BlockGroups:
         return sum(pool.num_blocks for pool in self.pools)
 
     @property
-    def free_blocks(self) -> int:
-        """Blocks that could be taken now, of all groups."""
-        return sum(self.free_by_group())
-
-    @property
     def usage(self) -> float:
         """Share of the blocks that requests hold, 0 to 1, in the group with the largest."""
         return max(1 - pool.free_blocks / pool.num_blocks for pool in self.pools)

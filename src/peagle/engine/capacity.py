@@ -141,9 +141,7 @@ def _workspace(target: Decoder, needs: Needs, rows: int, requests: int, k: int) 
 
 def _missed(target: Decoder, needs: Needs) -> int:
     """Bytes of a request's projected features that wait for the drafter, at most."""
-    if needs.cache is None:
-        return 0
-    hidden = needs.cache.hidden_size
+    hidden = 0 if needs.cache is None else needs.cache.hidden_size
     return MOST_UNSEEN * hidden * target.embed.weight.dtype.itemsize
 
 

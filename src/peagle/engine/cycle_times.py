@@ -92,8 +92,3 @@ class RunningTimes:
 
 CycleTimes = MeasuredTimes | RunningTimes
 """What cycles cost."""
-
-
-def cycle_times(lengths: Sequence[int], measured: Seconds) -> CycleTimes:
-    """Those measured at the start, if any were; else those of the cycles that run."""
-    return MeasuredTimes(measured) if measured else RunningTimes(lengths)

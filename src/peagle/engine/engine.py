@@ -11,7 +11,7 @@ from peagle.drafters.kind import Kind
 from peagle.drafters.proposer import Proposer
 from peagle.engine.capacity import capacity_of
 from peagle.engine.constraint import Constraint
-from peagle.engine.cycle_times import cycle_times
+from peagle.engine.cycle_times import MeasuredTimes, RunningTimes
 from peagle.engine.draft_length import DraftLength, Stopped, candidate_lengths
 from peagle.engine.drafting import Drafting
 from peagle.engine.logits_processor import LogitsProcessor
@@ -160,7 +160,7 @@ class Engine:
         branching, ahead = self.worker.branching, self.worker.runs_ahead
         draft_length = None
         if (costs := self.worker.cycle_seconds) is not None:
-            times = cycle_times(lengths, costs)
+            times = MeasuredTimes(costs) if costs else RunningTimes(lengths)
             draft_length = DraftLength(times, self.worker.pauses, branching)
         without_drafts = lengths[0] == 0
         repeats = Repeats() if ahead and without_drafts and not needs.history else None

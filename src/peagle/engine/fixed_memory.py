@@ -62,15 +62,9 @@ class FixedMemory:
         columns = zip(*((span.row, span.start, span.count) for span in spans), strict=True)
         device = self.accepted.device
         requests, starts, counts = (upload(column, device) for column in columns)
-        return DeltaRows(
-            requests=requests,
-            starts=starts,
-            firsts=counts.cumsum(0) - counts,
-            counts=counts,
-            sure=upload(sure, device),
-            accepted=self.accepted,
-            most=max(span.count for span in spans),
-        )
+        firsts, most = counts.cumsum(0) - counts, max(span.count for span in spans)
+        known = upload(sure, device)
+        return DeltaRows(requests, starts, firsts, counts, known, self.accepted, most)
 
     def settle(self, requests: Tensor) -> None:
         """Note that some requests' last pass had no drafts: [requests] table rows."""

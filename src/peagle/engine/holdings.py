@@ -65,6 +65,4 @@ class Holdings:
 
     def _note(self, row: int, group: int, place: int, blocks: Sequence[int | None]) -> None:
         """Note the blocks of a group that hold a request from its block `place` on."""
-        self._blocks += [
-            BlockUpdate(group, row, place + i, block) for i, block in enumerate(blocks)
-        ]
+        self._blocks += [BlockUpdate(group, row, at, own) for at, own in enumerate(blocks, place)]

@@ -78,9 +78,8 @@ def output_logprobs(
         rows = [logits[i][: len(tokens[i])] for i, _ in asked]
         chosen = upload([token for i, _ in asked for token in tokens[i]], rows[0].device)
         ids = chosen.clamp(min=0).split([len(of) for of in rows])  # -1: the row is NaN
-        scores = _joined(
-            _score(torch.cat(rows[strip]), torch.cat(ids[strip])) for strip in _strips(rows)
-        )
+        strips = ((torch.cat(rows[own]), torch.cat(ids[own])) for own in _strips(rows))
+        scores = _joined(_score(*strip) for strip in strips)
         shares = [(len(tokens[i]), top) for i, top in asked]
         entries = ScoreDownload(scores, max(top for _, top in asked)).tolist()
         for (i, _), own in zip(asked, _divided(entries, shares), strict=True):

@@ -285,9 +285,8 @@ class Scheduler:
         request.tokens += new
         if request.constraint is not None:
             request.constraint.advance(new)
-        self._remember(
-            request, request.drafter_computed if request.speculates else request.computed
-        )
+        written = request.drafter_computed if request.speculates else request.computed
+        self._remember(request, written)
         if reason == "error":
             reason = self._meet_nan(request)
         elif request.constraint is not None and request.constraint.failure:

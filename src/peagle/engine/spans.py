@@ -44,15 +44,5 @@ def tile_rows(table: RequestTable, spans: Sequence[Span], most: int = TILE) -> P
     ]
     columns = zip(*tiles, strict=True)
     requests, starts, counts = (upload(column, slots.device) for column in columns)
-    positions, writes = places(slots, spans)
-    return PassRows(
-        slots=slots,
-        limits=table.limits,
-        requests=requests,
-        starts=starts,
-        firsts=counts.cumsum(0) - counts,
-        counts=counts,
-        positions=positions,
-        writes=writes,
-        most=max(count for _, _, count in tiles),
-    )
+    laid = requests, starts, counts.cumsum(0) - counts, counts, *places(slots, spans)
+    return PassRows(slots, table.limits, *laid, most=max(count for _, _, count in tiles))

@@ -21,7 +21,6 @@ from peagle.models.spec import (
 )
 from peagle.ops.cached_attention import AttentionHeads
 from peagle.ops.delta_net import DeltaHeads, DeltaWeights
-from peagle.ops.geglu import geglu
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts, RoutedExperts, ScaledExperts
 from peagle.ops.norm import HeadNorm, RMSNorm, normalized
@@ -29,7 +28,7 @@ from peagle.ops.packing import LeanModule
 from peagle.ops.rope import RopeConfig, Rotation, apply_rope, query_scales, rope_table, rotation_at
 from peagle.ops.rows import take
 from peagle.ops.sandwich import Mixture
-from peagle.ops.swiglu import swiglu
+from peagle.ops.swiglu import geglu, swiglu
 from peagle.ops.weight import keep_activations
 
 Recur = Callable[[int, Tensor, Tensor, DeltaWeights], Tensor]

@@ -145,8 +145,7 @@ def store(
     """
     if fast := PAGED.chosen(qkv):
         scale_queries(qkv, spec, positions)
-        stored: tuple[Tensor, Tensor, Tensor] = fast.store(qkv, spec, cache, positions, writes)
-        return stored
+        return fast.store(qkv, spec, cache, positions, writes)
     query, *sides = rotate(qkv, positions, spec)
     key, value = write(cache, writes, (sides[0], sides[1]), spec)
     return query, key, value

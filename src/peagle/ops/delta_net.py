@@ -142,9 +142,9 @@ def recur(
         # at position 0 there is nothing to replay, whatever the last request of this row has left
         accepted = int(rows.accepted[request]) if start else 0
         kept = layer.kept[request]
-        before = (
-            kept[: heads.window + accepted] if start else torch.zeros_like(kept[: heads.window])
-        )
+        before = kept[: heads.window + accepted]
+        if not start:
+            before = torch.zeros_like(before)
         new = torch.cat((product[own, : heads.channels], gates[own]), dim=1)
         span = _Span(torch.cat((before, new)), accepted + sure, weights)
         state = layer.state[request] if start else torch.zeros_like(layer.state[request])

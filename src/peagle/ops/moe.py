@@ -1,6 +1,5 @@
 """A mixture of experts: every row goes through the few MLPs that the router gives most weight."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from peagle.ops.geglu import geglu
 from peagle.ops.packing import LeanModule
-from peagle.ops.swiglu import swiglu
+from peagle.ops.swiglu import geglu, swiglu
 from peagle.ops.triton import Kernels
 from peagle.ops.weight import Weight, multiply
 
@@ -53,6 +51,11 @@ class ExpertWeights:
     factors: Tensor | None = None
     """[experts] what the router's weights are multiplied by; None: nothing."""
 
+    @property
+    def router_bias(self) -> Tensor | None:
+        """[experts]"""
+        return None if self.clamped is None else self.clamped.router
+
 
 @EXPERTS.op
 def moe(x: Tensor, weights: ExpertWeights) -> Tensor:
@@ -61,8 +64,8 @@ def moe(x: Tensor, weights: ExpertWeights) -> Tensor:
     x, result: [rows, hidden]. A row's sum runs in the order of its experts' numbers, whatever other
     rows there are.
     """
-    bias = None if weights.clamped is None else weights.clamped.router
-    shares, experts = route(x, weights.router, weights.top_k, weights.normalize, bias)
+    how = weights.top_k, weights.normalize, weights.router_bias
+    shares, experts = route(x, weights.router, *how)
     return _mixed(x, shares, experts, lambda expert, part: _through(expert, part, weights))
 
 
@@ -108,8 +111,9 @@ def route(
     return weights.to(x.dtype), experts
 
 
-class RoutedExperts(LeanModule, ABC):
-    """A router, and the weights of the experts that it chooses from.
+class RoutedExperts(LeanModule):
+    """A router, and the weights of the experts that it chooses from; called with rows alone, these
+    are what the router reads.
 
     batch_invariant: as in `Linear`.
     """
@@ -120,10 +124,6 @@ class RoutedExperts(LeanModule, ABC):
         self.gate_up: Weight = nn.Parameter(torch.empty(experts, 2 * inner, hidden))
         self.down: Weight = nn.Parameter(torch.empty(experts, hidden, inner))
         self.top_k, self.batch_invariant = top_k, False
-
-    @abstractmethod
-    def mixed(self, x: Tensor) -> Tensor:
-        """Rows through experts that are chosen by the same rows: [rows, hidden] both."""
 
     def has_kernels(self) -> bool:
         """Whether Triton's kernels cover these weights, where they are."""
@@ -157,9 +157,6 @@ class Experts(RoutedExperts):
     def forward(self, x: Tensor) -> Tensor:
         return moe(x, self.weights())
 
-    def mixed(self, x: Tensor) -> Tensor:
-        return self.forward(x)
-
     def weights(self) -> ExpertWeights:
         """What `moe` takes after its rows."""
         clamped = None
@@ -179,12 +176,10 @@ class ScaledExperts(RoutedExperts):
         self.router_scale = nn.Parameter(torch.empty(hidden))
         self.factors = nn.Parameter(torch.empty(experts))
 
-    def forward(self, x: Tensor, routed: Tensor) -> Tensor:
-        """x, result: [rows, hidden]; routed: what the router reads before its scale, like x."""
-        return self.summands(x, self.scaled(routed)).sum(dim=1)
-
-    def mixed(self, x: Tensor) -> Tensor:
-        return self.forward(x, x)
+    def forward(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
+        """x, result: [rows, hidden]; routed: what the router reads before its scale, like x; None:
+        x."""
+        return self.summands(x, self.scaled(x if routed is None else routed)).sum(dim=1)
 
     def scaled(self, routed: Tensor) -> Tensor:
         """What the router multiplies: [rows, hidden] both."""

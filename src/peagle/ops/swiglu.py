@@ -1,4 +1,4 @@
-"""SwiGLU, the gate of an MLP."""
+"""Gates of MLPs: SwiGLU, and GEGLU, which Gemma has."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.triton import has_kernels, in_kernels, kernels
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -47,3 +47,13 @@ def _backward(ctx: Any, of_result: Tensor) -> Tensor:
 
 
 _swiglu.register_autograd(_backward, setup_context=_keep)
+
+
+@in_kernels("swiglu")
+def geglu(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up of [rows, 2 * width], gate and up side by side: [rows, width].
+
+    GELU is approximated by tanh.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up

@@ -158,8 +158,9 @@ def test_pairs_are_ordered_and_cut_into_blocks(
 
     monkeypatch.setattr(expert_blocks, "CHUNK", 64)
     logits = torch.randn(rows, 12).to(device)
-    router = kernels.Router(torch.eye(12, device=device), None, 4, True)
-    routing = kernels.route(Normed(logits, None, 0.0), router, block)
+    nothing = torch.empty(0, device=device)
+    experts = ExpertWeights(torch.eye(12, device=device), nothing, nothing, 4, normalize=True)
+    routing = kernels.route(Normed(logits, None, 0.0), experts, block)
     chosen = logits.softmax(dim=-1).topk(4).indices.flatten()
     assert routing.layout.order.tolist() == chosen.argsort(stable=True).tolist()
     laid, count = 0, int(routing.layout.num_blocks)

@@ -72,9 +72,8 @@ class DeviceProposerRows:
     def texts(self) -> Texts:
         """As `ProposerRows`."""
         assert self.history is not None, "a proposer that reads texts says so"
-        return self.history.of(
-            self.requests, self.state.computed.index_select(0, self.requests) + 1
-        )
+        counts = self.state.computed.index_select(0, self.requests) + 1
+        return self.history.of(self.requests, counts)
 
     @property
     def newest(self) -> Tensor:
@@ -163,9 +162,8 @@ class DeviceBatch:
         penalize(logits, draft.ids, state.penalties, requests)
         depths = None if draft.tree is None else draft.tree.depths.flatten()
         # the newest token is at `computed`: the first one that is chosen comes behind it
-        chosen = sample_requests(
-            logits, argmax(logits), side.sampling, requests, state.computed + 1, depths
-        )
+        firsts = state.computed + 1
+        chosen = sample_requests(logits, argmax(logits), side.sampling, requests, firsts, depths)
         return side.accept(draft, chosen.view(len(requests), -1), requests)
 
     def commit(self, draft: Draft, path: Path, verified: Verified) -> None:

@@ -18,6 +18,8 @@ from peagle.transfer import upload
 
 Replay = Callable[[], None]
 T = TypeVar("T")
+Part = Callable[[int, CycleShape], T]
+"""A part of the cycle, by batch size."""
 TREE_TIMINGS = 15
 """Cycles in the median by which trees are timed."""
 LENGTH_TIMINGS = 5
@@ -165,9 +167,7 @@ class CycleGraphs:
         state.computed[rows] = 1
         state.pending[rows] = 1
 
-    def _run(
-        self, part: Callable[[int, CycleShape], T], rows: Sequence[int], shape: CycleShape
-    ) -> T:
+    def _run(self, part: Part[T], rows: Sequence[int], shape: CycleShape) -> T:
         """Run a part of the cycle, captured if that fits; rows come after a capture, which pads."""
         size = self._size_for(len(rows))
         once = functools.partial(part, size, shape)
@@ -177,9 +177,7 @@ class CycleGraphs:
         self._pad(rows)
         return run()
 
-    def _prepared(
-        self, part: Callable[[int, CycleShape], T], size: int, shape: CycleShape
-    ) -> Callable[[], T]:
+    def _prepared(self, part: Part[T], size: int, shape: CycleShape) -> Callable[[], T]:
         """A part of the cycle, captured when it is first asked for."""
         key = part.__name__, size, shape.drafts, shape.nodes
         if key not in self._captured:

@@ -49,13 +49,8 @@ class Prefill:
         attention = prompt_attention(self._table, spans, padding)
         memory = self._models.memory
         recurrent = None if memory is None else memory.rows_of(spans, [s.count for s in spans])
-        rows = PromptRows(
-            upload(tokens, device),
-            upload(following, device),
-            upload(_ends(chunks), device),
-            recurrent,
-            upload(scored, device) if scored else None,
-        )
+        own, after, ends = (upload(each, device) for each in (tokens, following, _ends(chunks)))
+        rows = PromptRows(own, after, ends, recurrent, upload(scored, device) if scored else None)
         return self._models.fill(rows, attention, followed)
 
     def fill_network(self, state: CycleState, spans: Sequence[Span], most: int) -> None:

@@ -117,8 +117,7 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, bounds: "Bounds"
     # flash attention multiplies 16-bit numbers alone
     if bounds.ends is not None and query.dtype.itemsize == 2:
         flash = torch.ops.aten._flash_attention_forward
-        found: Tensor = flash(query, key, value, *bounds.ends, *bounds.longest, 0.0, True, False)[0]
-        return found
+        return flash(query, key, value, *bounds.ends, *bounds.longest, 0.0, True, False)[0]
     queries, contexts = query.split(bounds.counts), (x.split(bounds.contexts) for x in (key, value))
     attended = [
         causal_attention(*(side[None].transpose(1, 2) for side in sides))
@@ -164,9 +163,8 @@ class _Group:
     def attend(self, sides: Sides, _cache: Tensor, _kv_scales: tuple[float, float]) -> Tensor:
         """Attended values [members * rows, heads * head_dim]."""
         own, shape = slice(self.first, self.first + self.members * self.rows), (self.members, -1)
-        attended = causal_attention(
-            *(side[own].unflatten(0, shape).transpose(1, 2) for side in sides)
-        )
+        chunks = (side[own].unflatten(0, shape).transpose(1, 2) for side in sides)
+        attended = causal_attention(*chunks)
         return attended.transpose(1, 2).flatten(0, 1).flatten(1)
 
 

@@ -88,17 +88,9 @@ class PromptGraph:
         tokens, following, positions, owners = of_rows.view(-1, 4).t().contiguous()
         requests, starts, counts = of_tiles.view(-1, 3).t().contiguous()
         slots, limits = self._table.slots, self._table.limits
-        rows = PassRows(
-            slots=slots,
-            limits=limits,
-            requests=requests,
-            starts=starts,
-            firsts=torch.arange(0, self._size, TILE, device=slots.device),
-            counts=counts,
-            positions=positions,
-            writes=slots[owners, positions].where(positions < limits[owners], -1),
-            most=TILE,
-        )
+        firsts = torch.arange(0, self._size, TILE, device=slots.device)
+        writes = slots[owners, positions].where(positions < limits[owners], -1)
+        rows = PassRows(slots, limits, requests, starts, firsts, counts, positions, writes, TILE)
         prompts = PromptRows(tokens, following, ends, self._recurrent(of_spans))
         return self._models.fill(prompts, _attention(rows), self._followed)
 

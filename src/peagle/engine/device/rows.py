@@ -98,11 +98,8 @@ class DeviceRows:
 
     def catch_up(self, rows: Sequence[int]) -> None:
         """Note that the drafter has seen all but the last position of some rows."""
-        state = self.state
-        last, places = (
-            upload(values, state.computed.device)
-            for values in ([self._unseen[row] - 1 for row in rows], rows)
-        )
+        state, unseen = self.state, [self._unseen[row] - 1 for row in rows]
+        last, places = upload([unseen, rows], state.computed.device)
         state.emitted[:, 0].index_copy_(0, places, state.emitted[places, last])
         state.features[:, 0].index_copy_(0, places, state.features[places, last])
         state.pending.index_fill_(0, places, 1)

@@ -225,9 +225,8 @@ class DeviceWorker:
             return (), None
         chunks = in_order(chunks)
         try:
-            ends = self._prefill.run(
-                chunks, any(self._rows.followed(chunk.row) for chunk in chunks)
-            )
+            followed = any(self._rows.followed(chunk.row) for chunk in chunks)
+            ends = self._prefill.run(chunks, followed)
             if self._memory.states is not None:
                 self._memory.states.keep(chunks)
             prompts = None if ends.scores is None else PromptLogprobs(chunks, ends.scores)
@@ -325,7 +324,5 @@ class DeviceWorker:
         """Log-probabilities by table row."""
         asked = [row for row in logits if row in tokens]  # not those of refused chunks
         tops = [self._rows.settings(row).params.logprobs for row in asked]
-        scores = output_logprobs(
-            tops, [logits[row] for row in asked], [tokens[row] for row in asked]
-        )
-        return dict(zip(asked, scores, strict=True))
+        of_rows = [logits[row] for row in asked], [tokens[row] for row in asked]
+        return dict(zip(asked, output_logprobs(tops, *of_rows), strict=True))

@@ -93,8 +93,7 @@ class HostBatch:
         """How many rows each sampled request's drafts have."""
         if draft.tree is not None:
             return [draft.tokens.shape[1]]
-        counts: list[int] = (draft.tokens != NO_DRAFT).sum(dim=1).tolist()
-        return counts
+        return (draft.tokens != NO_DRAFT).sum(dim=1).tolist()
 
     def verify(self, draft: Draft) -> Verified:
         """The target over newest tokens, drafts and prompt chunks; fills its cache."""
@@ -205,10 +204,8 @@ class HostBatch:
     def _straighten(self, path: Path) -> None:
         """Move the keys of a tree's accepted path to where they would be without branches."""
         assert path.rows is not None
-        memory, part, device = self._side.memory, self._parts[0], self._side.device
-        row, start = (
-            torch.tensor([each], device=device) for each in (part.item.row, part.item.start)
-        )
+        memory, item = self._side.memory, self._parts[0].item
+        row, start = upload([item.row, item.start], self._side.device).split(1)
         for tensor, slots in memory.target_cache.tensors:
             compact(tensor, slots, row, start, memory.table.limits, path.rows)
 

@@ -11,7 +11,6 @@ from peagle.drafters.proposer import Hidden
 from peagle.engine.host.attention import open_pass
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.spans import Span
-from peagle.ops.draft_rows import draft_rows
 from peagle.ops.products.normed import Normed
 
 
@@ -72,6 +71,27 @@ class HostNetwork:
         """slots: [requests, masks] the places of mask slots; None: there are none."""
         positions, attend = open_pass(self.cache, spans, whole=slots is not None)
         if slots is None:
-            stream: Tensor = self.model(tokens, features, positions, attend)
-            return stream
+            return self.model(tokens, features, positions, attend)
         return self.model.with_slots((tokens, features, positions), attend, slots)
+
+
+def draft_rows(counts: Sequence[int], masks: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Lay out one request after another: its `count` known rows, then `masks` mask slots.
+
+    Returns the source of each row, an index into the concatenated known rows or `sum(counts)` for a
+    mask slot, and the rows at which drafts are read: the last known row and the mask slots of each
+    request.
+    """
+    sources: list[int] = []
+    reads: list[int] = []
+    known, mask = 0, sum(counts)
+    for count in counts:
+        sources += range(known, known + count)
+        known += count
+        reads += range(len(sources) - 1, len(sources) + masks)
+        sources += [mask] * masks
+    return _index(sources, device), _index(reads, device)
+
+
+def _index(rows: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64, device=device)

@@ -96,14 +96,12 @@ class HostProposals:
     def learn(self, proposals: Sequence[Proposal], path: Path) -> None:
         """Have the proposer learn from a step. path: of all its sampled requests."""
         for proposal in proposals if self._proposer.learns else ():
-            members, draft = list(proposal.places), proposal.draft
+            members, k = list(proposal.places), proposal.draft.depth
             # a proposal may be narrower than the step's widest one, and the rest of its row is
             # padding
-            of_these = Path(
-                path.drafts[members, : draft.depth], path.chosen[members, : draft.depth + 1]
-            )
+            of_these = Path(path.drafts[members, :k], path.chosen[members, : k + 1])
             followed = torch.ones(len(members), dtype=torch.bool, device=path.chosen.device)
-            self._proposer.learn(draft, of_these, followed)
+            self._proposer.learn(proposal.draft, of_these, followed)
 
     def fill(self, unseen: Sequence[tuple[int, Row, int]]) -> None:
         """Show the network positions that it has not seen: (table row, request, how many)."""

@@ -67,8 +67,7 @@ class Kernels:
         def call(*args: P.args, **named: P.kwargs) -> T:
             module = self.chosen(*args)
             chosen = reference if module is None else getattr(module, reference.__name__)
-            result: T = chosen(*args, **named)
-            return result
+            return chosen(*args, **named)
 
         return call
 

@@ -68,9 +68,8 @@ def recur(
     #
     #   span 0: replayed, its rows │ room left │ span 1: replayed, its rows │ room left │ ...
     #   ^ row 0                                ^ drafts + its first row in the pass
-    brought = product.new_empty(
-        len(product) + count * sizes.drafts, heads.inputs, dtype=torch.float32
-    )
+    room = len(product) + count * sizes.drafts
+    brought = product.new_empty(room, heads.inputs, dtype=torch.float32)
     inputs = Inputs(product, gates, layer.kept)
     strides = Inputs(product.stride(0), gates.stride(0), layer.kept.stride(0))
     spans = rows._replace(most=0)  # no kernel is compiled for it

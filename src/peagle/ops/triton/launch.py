@@ -53,8 +53,7 @@ def multiprocessors(x: Tensor) -> int:
 def _properties(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {"max_shared_mem": H200_SHARED_MEMORY, "multiprocessor_count": H200_PROCESSORS}
-    found: dict[str, Any] = triton.runtime.driver.active.utils.get_device_properties(device.index)
-    return found
+    return triton.runtime.driver.active.utils.get_device_properties(device.index)
 
 
 @functools.cache

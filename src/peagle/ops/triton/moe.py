@@ -16,7 +16,7 @@ from peagle.ops.products.normed import Normed
 from peagle.ops.triton import experts as products
 from peagle.ops.triton.expert_blocks import Gates
 from peagle.ops.triton.norm import add_normed
-from peagle.ops.triton.routing import Router, route
+from peagle.ops.triton.routing import route
 from peagle.ops.weight import QuantizedWeight
 
 MOST_PAIRS = ((8, 16), (16, 32), (64, 64))
@@ -58,22 +58,19 @@ def _outputs(x: Normed, routed: Normed, weights: ExpertWeights, gelu: bool = Fal
     routed: what the router reads, x or its like; gelu: GEGLU, not SwiGLU.
     """
     gate_up, down, clamped = weights.gate_up, weights.down, weights.clamped
-    bias, fixed = None if clamped is None else clamped.router, weights.batch_invariant
-    how = weights.top_k, weights.normalize, fixed, weights.factors
-    router = Router(weights.router, bias, *how)
-    pairs, (experts, hidden, inner) = len(x.x) * router.top_k, down.shape
+    pairs, (experts, hidden, inner) = len(x.x) * weights.top_k, down.shape
     # a row's sums depend on the tile that it is in: where they must not, there is but one
-    block = block_for(0.0 if fixed else pairs / experts, x.x.dtype)
+    block = block_for(0.0 if weights.batch_invariant else pairs / experts, x.x.dtype)
     activated, outputs = x.x.new_empty(pairs, inner), x.x.new_empty(pairs, hidden)
     if isinstance(gate_up, QuantizedWeight) or isinstance(down, QuantizedWeight):
         block = min(block, products.LARGEST_BLOCK)
-    routing = route(routed, router, block)
+    routing = route(routed, weights, block)
     limit = 0.0 if clamped is None else clamped.limit
-    gates = Gates(router.top_k, routing.scales is not None, limit, ALPHA, gelu)
+    gates = Gates(weights.top_k, routing.scales is not None, limit, ALPHA, gelu)
     of_gate_up, of_down = (None, None) if clamped is None else (clamped.gate_up, clamped.down)
     products.gate_up(x.x, gate_up, of_gate_up, routing, gates, activated)
     products.down(activated, down, of_down, routing, outputs)
-    return outputs.view(len(x.x), router.top_k, hidden)
+    return outputs.view(len(x.x), weights.top_k, hidden)
 
 
 def block_for(pairs_an_expert: float, dtype: torch.dtype) -> int:
@@ -94,4 +91,4 @@ def warm_up(experts: RoutedExperts, most_rows: int) -> None:
     for pairs_an_expert, _ in MOST_PAIRS:
         rows = pairs_an_expert * count // experts.top_k + 1
         if rows <= most_rows:
-            experts.mixed(experts.router.new_zeros(rows, hidden))
+            experts(experts.router.new_zeros(rows, hidden))

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from peagle.ops.moe import ExpertWeights
 from peagle.ops.products.normed import Normed
 from peagle.ops.triton.expert_blocks import (
     BlockLayout,
@@ -28,22 +29,6 @@ SHARE, COLUMNS = 256, 16
 """Inputs and outputs of the router that one program multiplies where rows are few."""
 ROUTED = 4
 """Rows that one program routes where they are many."""
-
-
-@dataclass(frozen=True)
-class Router:
-    """How rows choose their experts; see `peagle.ops.moe.route`."""
-
-    weight: Tensor
-    """[experts, hidden]"""
-    bias: Tensor | None
-    """[experts]"""
-    top_k: int
-    normalize: bool
-    batch_invariant: bool = False
-    """Whether a row's experts must not depend on the number of rows, to the last bit."""
-    factors: Tensor | None = None
-    """[experts] what the weights are multiplied by; None: nothing"""
 
 
 class RouterEpilogue(NamedTuple):
@@ -75,37 +60,35 @@ class RouterSizes:
     factors: bool
 
 
-def route(x: Normed, router: Router, block: int) -> Routing:
+def route(x: Normed, experts: ExpertWeights, block: int) -> Routing:
     """Every row's experts, and the blocks that they make. x: [rows, hidden], contiguous.
 
     block: at least `FEW`.
     """
-    rows, experts = len(x.x), len(router.weight)
-    pairs = rows * router.top_k
+    rows = len(x.x)
+    pairs = rows * experts.top_k
     weights, order = x.x.new_empty(pairs), x.x.new_empty(pairs, dtype=torch.int32)
-    blocks = order.new_empty(most_blocks(pairs, experts, block), 3)
+    blocks = order.new_empty(most_blocks(pairs, len(experts.router), block), 3)
     scales = None if x.squares is None else x.squares.new_empty(rows)
     layout = BlockLayout(order, blocks, order.new_empty(1))
     routing = Routing(weights, scales, layout, block)
     # `_route_few` adds the depth in pieces, in another order than `invariant`
-    if rows <= FEW and not router.batch_invariant:
-        _route_few(x, router, routing)
-    else:
-        _route_many(x, router, routing)
+    few = rows <= FEW and not experts.batch_invariant
+    (_route_few if few else _route_many)(x, experts, routing)
     return routing
 
 
-def _route_few(x: Normed, router: Router, routing: Routing) -> None:
+def _route_few(x: Normed, experts: ExpertWeights, routing: Routing) -> None:
     """Fill a routing in one launch."""
-    (rows, depth), choice = x.x.shape, _choice(x, router)
+    (rows, depth), choice = x.x.shape, _choice(x, experts)
     splits = triton.cdiv(depth, SHARE)
     partial = torch.empty(splits, FEW, choice.lanes, device=x.x.device, dtype=torch.float32)
-    _route_few_kernel[(triton.cdiv(len(router.weight), COLUMNS), splits)](
+    _route_few_kernel[(triton.cdiv(len(experts.router), COLUMNS), splits)](
         x.x,
-        router.weight,
+        experts.router,
         partial,
         counters(x.x.device, 1),
-        _behind(x, router, routing),
+        _behind(x, experts, routing),
         routing.weights,
         routing.layout,
         rows,
@@ -119,48 +102,48 @@ def _route_few(x: Normed, router: Router, routing: Routing) -> None:
     )
 
 
-def _route_many(x: Normed, router: Router, routing: Routing) -> None:
+def _route_many(x: Normed, experts: ExpertWeights, routing: Routing) -> None:
     """Fill a routing in three launches: the router's product, rows' choices, experts' layouts.
 
     A product that is scaled afterwards is rounded twice in this way, in `_route_few` once.
     """
     rows = len(x.x)
-    chosen, choice, bias = torch.empty_like(routing.layout.order), _choice(x, router), None
+    chosen, choice, bias = torch.empty_like(routing.layout.order), _choice(x, experts), None
     if x.squares is None:  # the product is rounded once, with its bias
-        bias, choice = router.bias, replace(choice, bias=False)
-    product = invariant if router.batch_invariant else F.linear
+        bias, choice = experts.router_bias, replace(choice, bias=False)
+    product = invariant if experts.batch_invariant else F.linear
     _route_kernel[(triton.cdiv(rows, ROUTED),)](
-        product(x.x, router.weight, bias),
+        product(x.x, experts.router, bias),
         chosen,
-        _behind(x, router, routing),
+        _behind(x, experts, routing),
         routing.weights,
         rows,
         BLOCK_R=ROUTED,
         C=choice,
         **overlap(x.x),
     )
-    lay_out_many(chosen, len(router.weight), routing)
+    lay_out_many(chosen, len(experts.router), routing)
 
 
-def _behind(x: Normed, router: Router, routing: Routing) -> RouterEpilogue:
+def _behind(x: Normed, experts: ExpertWeights, routing: Routing) -> RouterEpilogue:
     parts, held = (0, 0) if x.squares is None else x.squares.shape
-    given = x.squares, routing.scales, router.bias, router.factors
-    squares, *others = (router.weight if each is None else each for each in given)
+    given = x.squares, routing.scales, experts.router_bias, experts.factors
+    squares, *others = (experts.router if each is None else each for each in given)
     return RouterEpilogue(squares, parts, held, x.eps, *others)
 
 
-def _choice(x: Normed, router: Router) -> RouterSizes:
-    experts, squares = len(router.weight), x.squares
+def _choice(x: Normed, experts: ExpertWeights) -> RouterSizes:
+    count, squares = len(experts.router), x.squares
     return RouterSizes(
         depth=x.x.shape[1],
         parts=1 if squares is None else triton.next_power_of_2(len(squares)),
         scaled=squares is not None,
-        bias=router.bias is not None,
-        experts=experts,
-        lanes=lanes(experts),
-        top_k=router.top_k,
-        normalize=router.normalize,
-        factors=router.factors is not None,
+        bias=experts.router_bias is not None,
+        experts=count,
+        lanes=lanes(count),
+        top_k=experts.top_k,
+        normalize=experts.normalize,
+        factors=experts.factors is not None,
     )
 
 

@@ -10,32 +10,18 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from peagle.ops.weight.fp4 import MXFP4, NVFP4
-from peagle.ops.weight.fp8 import E4M3, FP8, LARGEST_E4M3, LEAST_AMAX, fp8
-from peagle.ops.weight.integers import INT4, INT8
-from peagle.ops.weight.quantized import Format, QuantizedWeight
+from peagle.ops.weight.fp4 import MXFP4 as MXFP4
+from peagle.ops.weight.fp4 import NVFP4 as NVFP4
+from peagle.ops.weight.fp8 import E4M3 as E4M3
+from peagle.ops.weight.fp8 import FP8 as FP8
+from peagle.ops.weight.fp8 import LARGEST_E4M3 as LARGEST_E4M3
+from peagle.ops.weight.fp8 import LEAST_AMAX as LEAST_AMAX
+from peagle.ops.weight.fp8 import fp8 as fp8
+from peagle.ops.weight.integers import INT4 as INT4
+from peagle.ops.weight.integers import INT8 as INT8
+from peagle.ops.weight.quantized import Format as Format
+from peagle.ops.weight.quantized import QuantizedWeight as QuantizedWeight
 
-__all__ = [
-    "E4M3",
-    "FP8",
-    "INT4",
-    "INT8",
-    "LARGEST_E4M3",
-    "LEAST_AMAX",
-    "MXFP4",
-    "NVFP4",
-    "Format",
-    "QuantizedWeight",
-    "Weight",
-    "dense",
-    "format_of",
-    "fp8",
-    "keep_activations",
-    "multiply",
-    "replace_weight",
-    "weight_at",
-    "weights_of",
-]
 Weight = Tensor | QuantizedWeight
 
 

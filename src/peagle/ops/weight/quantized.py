@@ -106,10 +106,8 @@ class QuantizedWeight(nn.Module):
         missing = -depth % self.run
         numbers = packed.new_empty(*leading, outputs, (depth + missing) * format.bits // 8)
         rows = max(STRIP // depth, 1)
-        pairs = zip(
-            numbers.flatten(0, -2).split(rows), packed.flatten(0, -2).split(rows), strict=True
-        )
-        for into, given in pairs:
+        strips = (whole.flatten(0, -2).split(rows) for whole in (numbers, packed))
+        for into, given in zip(*strips, strict=True):
             into.copy_(format.ordered(F.pad(format.spread(given), (0, missing)), self.run))
         kept = format.columns(scales.shape[-1], block[1]) - scales.shape[-1]
         scale_bytes = F.pad(scales.view(torch.uint8), (0, kept * scales.itemsize))

@@ -73,7 +73,7 @@ def takes(attended: Tensor, block: BlockWeights) -> bool:
     if any(layer.bias is not None for layer in layers):
         return False
     # a link has whole steps alone: `Link.steps` would leave a rest out
-    links = _sizes(attended, block).links
+    links = _shape(attended, block).links
     return not any(link.depth % (link.chunk * link.programs) for link in links)
 
 
@@ -133,8 +133,8 @@ def is_shared() -> bool:
     return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")).exists()
 
 
-def _sizes(attended: Tensor, block: BlockWeights) -> ChainSizes:
-    return ChainSizes(
+def _shape(attended: Tensor, block: BlockWeights) -> ChainSizes:
+    sizes = ChainSizes(
         rows=max(LEAST_ROWS, triton.next_power_of_2(len(attended))),
         hidden=len(block.out.weight),
         heads=attended.shape[1],
@@ -142,12 +142,8 @@ def _sizes(attended: Tensor, block: BlockWeights) -> ChainSizes:
         qkv=0 if block.qkv is None else len(block.qkv.weight),
         programs=multiprocessors(attended),
     )
-
-
-def _shape(attended: Tensor, block: BlockWeights) -> ChainSizes:
-    shape = _sizes(attended, block)
     room = min(ROOM, shared_memory(attended) - MARGIN)
-    return replace(shape, stages=room // shape.slot)
+    return replace(sizes, stages=room // sizes.slot)
 
 
 def _weights(weight: Tensor, link: Link) -> TensorDescriptor:

@@ -1,6 +1,6 @@
 import torch
 
-from peagle.ops.draft_rows import draft_rows
+from peagle.engine.host.network import draft_rows
 
 CPU = torch.device("cpu")
 
