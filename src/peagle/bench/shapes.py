@@ -169,5 +169,4 @@ def random_prompts(count: int, length: int, vocab_size: int, seed: int = 1) -> S
     """Prompts of random tokens."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(10, vocab_size - 1, (count, length), generator=generator)
-    prompts: list[list[int]] = drawn.tolist()
-    return prompts
+    return drawn.tolist()

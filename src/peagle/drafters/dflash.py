@@ -219,8 +219,7 @@ class BlockModel(Network):
 
     def project(self, features: Tensor) -> Tensor:
         """As `Network`."""
-        projected: Tensor = self.hidden_norm(self.fc(features))
-        return projected
+        return self.hidden_norm(self.fc(features))
 
     def forward(
         self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend
@@ -246,8 +245,7 @@ class BlockModel(Network):
         rotation = rotation_at(self.rotations, positions)
 
         def mix(index: int, attention: Attention, x: Tensor) -> Tensor:
-            added: Tensor = attention(x, rotation, index, attend)
-            return added
+            return attention(x, rotation, index, attend)
 
         return self.over(x, slots, mix, call)
 

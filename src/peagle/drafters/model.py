@@ -26,8 +26,7 @@ LayerCall = Callable[..., Tensor]
 
 def call_plainly(layer: nn.Module, *arguments: Any) -> Tensor:
     """The layer's own forward."""
-    result: Tensor = layer(*arguments)
-    return result
+    return layer(*arguments)
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
@@ -172,8 +171,7 @@ class DraftModel(Network):
             chunks = features.chunk(len(self.config.taps), dim=-1)
             normed = (norm(chunk) for norm, chunk in zip(self.tap_norms, chunks, strict=True))
             features = torch.cat(tuple(normed), dim=-1)
-        projected: Tensor = self.fc(features)
-        return projected
+        return self.fc(features)
 
     def forward(
         self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend

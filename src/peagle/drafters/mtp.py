@@ -127,8 +127,7 @@ class MTPHead(Network):
         """As `Network`."""
         embedded = self.embedding_norm(self.embed(tokens))
         x = self.fc(torch.cat((embedded, self.hidden_norm(features)), dim=-1))
-        stream: Tensor = self.layer(x, rotation_at(self.rotations, positions), 0, attend)
-        return stream
+        return self.layer(x, rotation_at(self.rotations, positions), 0, attend)
 
     def feedback(self, hidden: Tensor) -> Tensor:
         """As `Network`: its output after its final norm."""

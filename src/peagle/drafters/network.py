@@ -135,8 +135,7 @@ class Network(nn.Module, ABC):
         """`forward` over tokens, features and positions, among which mask slots stand at `slots`
         [requests, masks]."""
         # a mask slot is a row like any other, where layers are causal
-        stream: Tensor = self(*rows, attend)
-        return stream
+        return self(*rows, attend)
 
     @abstractmethod
     def feedback(self, hidden: Tensor) -> Tensor:

@@ -218,8 +218,7 @@ class SandwichLayer(DecoderLayer):
 
     def fed(self, x: Tensor) -> Tensor:
         """What the stream's rows [rows, hidden_size] get from the MLP."""
-        fed: Tensor = self.mlp(self.post_norm(x))
-        return fed
+        return self.mlp(self.post_norm(x))
 
 
 class MixtureLayer(SandwichLayer):

@@ -40,8 +40,7 @@ class Masked:
             outs, sums = zip(*parts, strict=True)
             return torch.cat(outs, dim=2), torch.cat(sums, dim=2)
         blocked = (part.unflatten(2, (-1, BLOCK)) for part in (query, key, value))
-        drawn: Weighed = _compiled(_flex_attention)(*blocked, self._blocks)
-        return drawn
+        return _compiled(_flex_attention)(*blocked, self._blocks)
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -66,8 +65,7 @@ def add_dense(
 
     rows: disjoint slices of the queries; seen: keys and values for each, shaped as in `Masked`.
     """
-    drawn: Tensor = _AddDense.apply(query, *rest, rows, *(part for pair in seen for part in pair))
-    return drawn
+    return _AddDense.apply(query, *rest, rows, *(part for pair in seen for part in pair))
 
 
 class _AddDense(torch.autograd.Function):

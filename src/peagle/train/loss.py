@@ -44,8 +44,7 @@ class Comparison:
         """
         ours = self._readout.norm(hidden), dense(self._readout.head.weight)
         theirs = final, self._wanted, self._target.spec.logit_softcap
-        total: Tensor = _HeadLoss.apply(*ours, *theirs, places, weights, self._loss)
-        return total
+        return _HeadLoss.apply(*ours, *theirs, places, weights, self._loss)
 
     def selector_loss(
         self, hidden: Tensor, final: Tensor, places: Tensor, weights: Tensor, previous: Tensor

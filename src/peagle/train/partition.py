@@ -284,8 +284,7 @@ class SegmentAttend:
 
 def _recomputed(call: LayerCall, *arguments: Any) -> Tensor:
     """Call a layer without keeping its intermediate results."""
-    result: Tensor = checkpoint(call, *arguments, use_reentrant=False)
-    return result
+    return checkpoint(call, *arguments, use_reentrant=False)
 
 
 @cache

@@ -28,8 +28,7 @@ class SummedProduct:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [rows, inputs]"""
-        result: Tensor = _product(x, self.weight, self.total)
-        return result
+        return _product(x, self.weight, self.total)
 
 
 # As operators that the compiler does not look into: layers stay one graph around them. Autograd
