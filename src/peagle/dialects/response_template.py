@@ -41,7 +41,8 @@ class ResponseTemplateParser:
         self._failed = False
         self._unread = ""
         """Text of the calls that are open."""
-        self._follow(parser.initial_events)
+        for _ in self._events(parser.initial_events):
+            pass  # what the prompt says is no answer, but leaves a state
 
     def text(self, text: str) -> Iterator[Event]:
         """Text and the texts of added tokens alike."""
@@ -69,11 +70,6 @@ class ResponseTemplateParser:
             yield from [Content(text)] if text else []
         else:
             yield from self._events(found)
-
-    def _follow(self, found: Iterable[dict[str, Any]]) -> None:
-        """Take the state that the prompt leaves."""
-        for _ in self._events(found):
-            pass
 
     def _events(self, found: Iterable[dict[str, Any]]) -> Iterator[Event]:
         for event in found:

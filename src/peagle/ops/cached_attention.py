@@ -183,13 +183,17 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         )
         hidden = None if spec.causal else positions.new_zeros(1, 1, dtype=torch.bool)
         if rows.ancestors is not None:
-            positions, hidden = rows.positions[own], _hidden(rows.ancestors[own], len(context))
+            positions = rows.positions[own]
+            hidden = tree_mask(rows.ancestors[own], len(context))
         out[own] = attend_reference(query[own], key, value, positions, spec, hidden)
     return out
 
 
-def _hidden(ancestors: Tensor, context: int) -> Tensor:
-    """[rows, context] what the rows of one request's tree do not see of it."""
+def tree_mask(ancestors: Tensor, context: int) -> Tensor:
+    """[rows, context] what the rows of one request's tree do not see of it.
+
+    ancestors: [rows], as of `PassRows`.
+    """
     bits = torch.arange(len(ancestors), device=ancestors.device)
     own = (ancestors[:, None] >> bits) & 1 == 0
     return torch.cat((own.new_zeros(len(own), context - len(own)), own), dim=1)

@@ -106,13 +106,10 @@ class TiledAttend:
 
 def _tree_bias(tree: Tree, start: int, dtype: torch.dtype) -> Tensor:
     """[1, 1, rows, context]: 0 where a row may look: at all before the root, and its ancestors."""
-    words = tree.ancestors[0, :, None]
-    rows = len(words)
-    hidden = (words >> torch.arange(rows, device=words.device)) & 1 == 0
-    bias = torch.zeros(1, 1, rows, start + rows, dtype=dtype, device=words.device)
-    # rows see all positions before the root
-    bias[0, 0, :, start:].masked_fill_(hidden, float("-inf"))
-    return bias
+    words = tree.ancestors[0]
+    hidden = cached_attention.tree_mask(words, start + len(words))
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=words.device)
+    return bias.masked_fill_(hidden, float("-inf"))[None, None]
 
 
 def _group(

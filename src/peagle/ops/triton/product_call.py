@@ -93,11 +93,9 @@ class ProductCall:
         return ProductResults(stream, norm, self.out, scaled, squares, partial, arrivals)
 
     @property
-    def operands(self) -> tuple[Tensor, Tensor]:
+    def operands(self) -> tuple[Tensor, ...]:
         """Squares and bias; anything in place of one that is not there."""
-        given = self.squares, self.bias
-        squares, bias = (self.out if each is None else each for each in given)
-        return squares, bias
+        return tuple(self.out if each is None else each for each in (self.squares, self.bias))
 
     @property
     def shape(self) -> tuple[int, int]:
