@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from peagle.cli.verdict import judge
+from peagle.cli.verdict import judge, judge_served
 from peagle.train.recipe import Recipe
 
 
@@ -83,3 +83,20 @@ def test_the_commands_are_those_of_the_program(peagle, recipe, tmp_path: Path):
     measured = peagle(*command[1:], "--max-tokens", "4")
     assert measured.code == 0, measured.err
     assert "P-EAGLE" in measured.out
+
+
+@pytest.mark.parametrize(
+    ("architecture", "flags"),
+    [("Olmo2ForCausalLM", ""), ("Cohere2ForCausalLM", " --model-impl transformers")],
+)
+def test_what_only_vllm_runs_is_served_as_vllm_runs_it(recipe, tmp_path, architecture, flags):
+    (tmp_path / "config.json").write_text(f'{{"architectures": ["{architecture}"]}}')
+    verdict = judge_served(recipe.model_copy(update={"target": str(tmp_path)}), 2.2, None)
+    serve, _ = verdict.command.splitlines()
+    assert serve == f"peagle serve {tmp_path} --drafter {recipe.output} --engine vllm{flags}"
+
+
+def test_what_nothing_runs_is_not_to_be_served(recipe, tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["FalconH1ForCausalLM"]}')
+    verdict = judge_served(recipe.model_copy(update={"target": str(tmp_path)}), 2.2, None)
+    assert verdict.command == f"peagle check {recipe.output} --target {tmp_path}"

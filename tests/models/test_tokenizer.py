@@ -34,3 +34,10 @@ def test_a_tokenizer_that_is_code(tmp_path: Path):
         "tokenizer_config.json), which peagle never runs; convert it to a tokenizer.json, or serve "
         "the model with vLLM's --trust-remote-code"
     )
+
+
+def test_a_wrong_key_of_the_configuration_is_told_with_its_reason(tmp_path: Path):
+    save_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "num_hidden_layers": "many"}')
+    with pytest.raises(InputError, match=r"'num_hidden_layers': TypeError: .*int.* 'many'"):
+        load_tokenizer(tmp_path)

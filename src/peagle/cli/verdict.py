@@ -4,6 +4,9 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from peagle.models.vllm_support import vllm_flags
+from peagle.models.weights import model_directory
+
 if TYPE_CHECKING:
     from peagle.train.recipe import Recipe
 
@@ -35,12 +38,16 @@ class Verdict:
 
 
 def judge_served(recipe: "Recipe", estimated: float, measured: float | None) -> Verdict:
-    """Judge a drafter whose target vLLM alone runs, by a server's AL or by the estimate alone."""
+    """Judge a drafter that vLLM is to run, by a server's AL or by the estimate alone."""
     known, said = (measured, "") if measured is not None else (estimated, "estimated ")
-    serve = ["peagle", "serve", recipe.target, "--drafter", recipe.output, "--engine", "vllm"]
+    judged = judge(recipe, estimated, known, said)
+    flags = vllm_flags(model_directory(recipe.target))
+    if flags is None:
+        return Verdict(judged.meaning, _check(recipe))
+    serve = [*shlex.split(_serve(recipe)), "--engine", "vllm", *flags]
     bench = ["peagle", "bench", "--url", URL, "--chat", "--prompts", "FILE", "--no-ignore-eos"]
     commands = f"{shlex.join(serve)}\nthen: {shlex.join(bench)}"
-    return Verdict(judge(recipe, estimated, known, said).meaning, commands)
+    return Verdict(judged.meaning, commands)
 
 
 def judge(recipe: "Recipe", estimated: float, measured: float, how: str = "") -> Verdict:

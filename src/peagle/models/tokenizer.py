@@ -19,8 +19,9 @@ def load_tokenizer(directory: Path) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
     except Exception as error:  # transformers raises all kinds for damaged files
         _refuse_other_family(directory)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise _unusable(directory, reason) from None
+        first, *further = (str(error).strip() or type(error).__name__).splitlines()
+        reason = " ".join([first, *further[: first.endswith(":")]])  # a wrong key, then how
+        raise _unusable(directory, " ".join(reason.split())) from None
     if len(tokenizer) < 2:  # for some families transformers invents one without any file
         _refuse_other_family(directory)
         raise _unusable(directory, "it has no tokenizer.json")
