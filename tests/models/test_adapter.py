@@ -158,3 +158,23 @@ def test_weights_in_few_bits_are_not_merged_into(tmp_path: Path):
         InputError, match=r"which the target has in NVFP4, .* give the target in 16"
     ):
         check_decoder(target, lora)
+
+
+@pytest.mark.parametrize("kind", ["muse_glimmer", "gemma4_unified", "gemma3"])
+def test_what_it_adds_to_a_tower_is_left_out_with_it(tmp_path: Path, kind: str):
+    """PEFT's `all-linear` adapts towers, too, by the names of their modules."""
+    target = tiny.save_target(tmp_path / "target", kind)
+    if kind != "muse_glimmer":
+        save_whole = getattr(tiny, f"save_whole_{kind}")
+        target = save_whole(tmp_path / "whole", target)
+    family, _ = read_family(target)
+    tensors, own = load_file(target / "model.safetensors"), {}
+    for name in [name for name in tensors if name.startswith(family.ignored)]:
+        if tensors[name].ndim == 2 and name.endswith(".weight"):
+            own |= factors(tensors[name].shape, f"model.{name.removeprefix('model.')}")[0]
+    assert own
+    weight = next(name for name in tensors if name.endswith("layers.0.mlp.up_proj.weight"))
+    found, product = factors(tensors[weight].shape, weight)
+    tensors[weight] += ALPHA / RANK * product
+    lora = save_adapter(tmp_path / "adapter", own | found)
+    assert_alike(target, lora, save_merged(target, tmp_path / "merged", tensors))

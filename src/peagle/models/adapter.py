@@ -1,7 +1,7 @@
 """LoRA adapters in PEFT's layout, merged into a target's weights while these are read."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -95,12 +95,16 @@ class Adapter:
             except (KeyError, TypeError, ValueError, RuntimeError, re.error) as error:
                 raise InputError(f"{ADAPTER} and its tensors do not fit: {error}") from None
 
-    def check(self, rules: Iterable[TensorRule]) -> None:
+    def check(self, rules: Iterable[TensorRule], left_out: Set[str]) -> None:
         """Raise `InputError` for a product whose weight a target of these rules does not have, or
-        has in few bits."""
+        has in few bits.
+
+        left_out: tensors of its files that text has no use of, whose products are never added.
+        """
         rules = list(rules)
         packed = [rule for rule in rules if isinstance(rule, PackedRule)]
-        read = map(_inner, file_names(rule for rule in rules if type(rule) is TensorRule))
+        plain = file_names(rule for rule in rules if type(rule) is TensorRule)
+        read = map(_inner, plain | left_out)
         known = {each for name in read for each in (name, _stacked(name))}
         for name in sorted(self.products.keys() - known):
             for rule in packed:

@@ -175,7 +175,9 @@ class _Target:
         adapter = None if lora is None else Adapter.read(lora)
         target = cls(directory, family, spec, quantization, adapter)
         if adapter is not None:
-            adapter.check(target.rules(tensor_names(directory)))
+            names = tensor_names(directory)
+            left_out = {name for name in names if name.startswith(family.ignored)}
+            adapter.check(target.rules(names), left_out)
         return target
 
     def without_values(self, max_length: int | None) -> Decoder:
