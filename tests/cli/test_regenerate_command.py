@@ -156,6 +156,31 @@ def test_answers_that_are_cut_are_kept_as_token_ids(regenerate, target, chats, t
     assert "cut at 1 tokens, not by" in regenerate("--max-tokens", 2, "--keep-cut").err
 
 
+@pytest.mark.parametrize("ids", [True, False])
+def test_an_endpoints_cut_answers_are_kept_where_it_gives_ids(peagle, chats, stub, tmp_path, ids):
+    def reply(body):
+        status, headers, answer = said("fi")
+        answer["choices"][0] |= {"finish_reason": "length"} | ({"token_ids": [7, 8]} if ids else {})
+        return status, headers, answer | {"prompt_token_ids": [5, 6]}
+
+    stub.reply, out = reply, tmp_path / "out.jsonl"
+    write(chats, {"messages": [user("one")]})
+    more = ["--endpoint", stub.url, "--model", "m", "--output", out]
+    if not ids:
+        told = peagle("regenerate", chats, *more, "--keep-cut").err
+        assert "to keep it raise --max-tokens" in told
+        assert "--keep-cut" not in told  # which is of no use there
+        return
+    assert "or --keep-cut for first answers" in peagle("regenerate", chats, *more).err
+    assert peagle("regenerate", chats, *more, "--keep-cut").code == 0
+    [line] = read(out)
+    assert [line[key] for key in ("prompt_token_ids", "token_ids", "text")] == [
+        [5, 6],
+        [7, 8],
+        "fi",
+    ]
+
+
 def test_many_cut_answers_are_told_while_the_rest_can_be_saved(regenerate, monkeypatch):
     monkeypatch.setattr("peagle.cli.regenerate.SURVEYED", 3)
     result = regenerate("--max-tokens", 1)
@@ -442,7 +467,6 @@ BAD = [
     (["{chats}", "--endpoint", "http://x/v1", "--model", "m", "--k", "3"], "its own models"),
     (["absent.jsonl"], "absent.jsonl cannot be read: No such file"),
     (["{chats}", "--endpoint", "http://x/v1"], "--endpoint and --model go together"),
-    (["{chats}", "--endpoint", "http://x", "--model", "m", "--keep-cut"], "leave out --keep-cut"),
     (["{chats}", "--model", "m"], "--endpoint and --model go together"),
     (["{chats}", "--max-tokens", "0"], "peagle: --max-tokens: "),
     (["{chats}", "--concurrency", "0"], "peagle: --concurrency: "),

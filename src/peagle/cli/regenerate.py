@@ -60,7 +60,7 @@ class Answering(Flags):
     self_prompted: PositiveInt | None = None
     """Answer so many questions that the target writes itself."""
     keep_cut: bool = False
-    """Keep first answers that a limit cuts, as token ids."""
+    """Keep first answers that a limit cuts, as token ids, where an endpoint gives these."""
     limit: int | None = None
     """Use only this many conversations, the first ones. Default: all of them"""
     endpoint: str | None = None
@@ -72,8 +72,6 @@ class Answering(Flags):
     def _agree(self) -> Self:
         if (self.endpoint is None) != (self.model is None):
             raise InputError("--endpoint and --model go together")
-        if self.endpoint is not None and self.keep_cut:
-            raise InputError("an endpoint gives no token ids to keep; leave out --keep-cut")
         return self
 
     @functools.cached_property

@@ -190,7 +190,7 @@ async def _converse(
         if _awaits_results(answer, following):
             problem = f"{chat.place}: {CALLED}" if None in following else None
             break
-    if keep_cut and cut is not None and not answers:
+    if keep_cut and cut is not None and cut.token_ids and not answers:
         said_so_far = cut.message.get("content") or cut.message.get("reasoning_content") or ""
         ids = {"prompt_token_ids": cut.prompt_ids, "token_ids": cut.token_ids}
         return Extent({**ids, "text": said_so_far}, cut.tokens)
