@@ -30,7 +30,14 @@ SMALL = [
     "evaluate_every=2",
     "validation_documents=4",
 ]
-SIZES = ["taps=[1,2,3]", "draft_vocab_size=64"]
+SIZES = ["num_hidden_layers=1", "taps=[1,2,3]"]
+OF_METHOD = {
+    "eagle3": [*SIZES, "draft_vocab_size=64"],
+    "peagle": [*SIZES, "draft_vocab_size=64"],
+    "selector": [],
+    "dflash": [*SIZES, "anchors=4"],
+}
+"""Each recipe's own keys, small."""
 
 
 def script(name: str) -> ModuleType:
@@ -78,17 +85,17 @@ def test_from_questions_to_measured_drafters(peagle, tokens, target, tmp_path):
     assert 0 < len(few) < len(many)
     assert many[: len(few)] == few
 
-    drafters = {name: tmp_path / name for name in ("eagle3", "peagle", "selector")}
+    drafters = {name: tmp_path / name for name in OF_METHOD}
     for name, output in drafters.items():
-        of_method = ["num_hidden_layers=1", *SIZES] if name != "selector" else []
         masked = [] if name == "eagle3" else [f"mask_token_id={MASK}"]
         begun = [f"initial_drafter={drafters['peagle']}"] if name == "selector" else []
         keys = [f"target={target}", f"data=[{tmp_path / '0.0004M.jsonl.gz'}]", f"output={output}"]
         recipe = RECIPES / f"{name}.yaml"
-        run("train", recipe, *keys, *SMALL, *of_method, *masked, *begun)
+        run("train", recipe, *keys, *SMALL, *OF_METHOD[name], *masked, *begun)
         run("check", output, "--target", target)
         assert "embed_tokens.weight" not in load_file(output / "model.safetensors")
-    plain, corrected = (load_file(drafters[n] / "model.safetensors") for n in list(drafters)[1:])
+    both = drafters["peagle"], drafters["selector"]
+    plain, corrected = (load_file(each / "model.safetensors") for each in both)
     assert all(torch.equal(plain[name], corrected[name]) for name in plain)
     assert (drafters["selector"] / "correction").is_dir()
 
