@@ -68,7 +68,7 @@ def test_a_short_run_warms_up_for_half_of_its_steps(tmp_path: Path, steps: int, 
 def test_the_repositorys_recipes_are_valid():
     recipes = sorted(Path(__file__).parents[2].glob("recipes/*/*.yaml"))
     methods = {Recipe.load(path).method for path in recipes}
-    assert methods == {"peagle", "eagle3"}
+    assert methods == {"peagle", "eagle3", "dflash"}
 
 
 DFLASH = ENOUGH + "method: dflash\n"
