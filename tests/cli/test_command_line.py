@@ -45,6 +45,13 @@ def test_the_installed_command_is_this_one():
     assert done.stderr.startswith("peagle: no such option: --wrong")
 
 
+def test_help_waits_for_no_model():
+    """torch takes a second to import, and no command needs it before it has read its flags."""
+    script = "import peagle.cli.app, sys; print({'torch', 'transformers'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
+
+
 def test_no_command_waits_for_torchs_compiler():
     """Which takes two seconds to import, and which only training and rare shapes need."""
     script = (

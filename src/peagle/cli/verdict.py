@@ -4,9 +4,6 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from peagle.models.vllm_support import vllm_flags
-from peagle.models.weights import model_directory
-
 if TYPE_CHECKING:
     from peagle.train.recipe import Recipe
 
@@ -39,9 +36,12 @@ class Verdict:
 
 def judge_served(recipe: "Recipe", estimated: float, measured: float | None) -> Verdict:
     """Judge a drafter that vLLM is to run, by a server's AL or by the estimate alone."""
+    from peagle.models.vllm_support import serving_flags
+    from peagle.models.weights import model_directory
+
     known, said = (measured, "") if measured is not None else (estimated, "estimated ")
     judged = judge(recipe, estimated, known, said)
-    flags = vllm_flags(model_directory(recipe.target))
+    flags = serving_flags(model_directory(recipe.target))
     if flags is None:
         return Verdict(judged.meaning, _check(recipe))
     serve = [*shlex.split(_serve(recipe)), "--engine", "vllm", *flags]

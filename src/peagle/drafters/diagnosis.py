@@ -44,7 +44,7 @@ from peagle.models.generation_config import end_tokens, sampling_defaults
 from peagle.models.loading import check_decoder
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.models.tokenizer import load_tokenizer
-from peagle.models.vllm_support import vllm_flags
+from peagle.models.vllm_support import serving_flags
 from peagle.models.weights import (
     finite,
     mismatches,
@@ -135,7 +135,7 @@ def foreign_facts(target: Path) -> dict[str, str]:
     if has_family(target):
         return {}
     architecture = architecture_of(read_json(target / "config.json"))
-    flags = vllm_flags(target)
+    flags = serving_flags(target)
     runs = "no" if flags is None else f"with {' '.join(flags)}" if flags else "yes"
     return {"target": f"{architecture}: not run by peagle; vLLM runs it: {runs}"}
 

@@ -11,8 +11,8 @@ SUPPORTED = frozenset(Path(__file__).with_name("vllm_supported.txt").read_text()
 gives to transformers by itself, but without peagle's own families."""
 
 
-def vllm_flags(directory: Path) -> tuple[str, ...] | None:
-    """The flags with which vLLM 0.33 runs a target with a drafter; none where it does not.
+def serving_flags(directory: Path) -> tuple[str, ...] | None:
+    """The flags with which vLLM 0.33 runs a target with a drafter; None where it runs none.
 
     Its way through transformers takes any model there whose attention it can replace and which
     keeps no other state.
