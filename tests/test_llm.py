@@ -56,7 +56,7 @@ def _whole(llm: LLM) -> Iterator[None]:
     """No test leaves anything behind in the engine."""
     yield
     assert not llm.engine.busy
-    tiny.check_blocks(llm.engine.core.blocks)
+    llm.engine.core.blocks.check()
     assert sum(llm.engine.core.blocks.free_by_group()) == llm.engine.core.blocks.num_blocks
 
 

@@ -69,8 +69,7 @@ from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.drafters.proposer import Drafter, Proposer
 from peagle.engine import worker
-from peagle.engine.block_groups import WHOLE, BlockGroups
-from peagle.engine.block_pool import BlockPool
+from peagle.engine.block_groups import WHOLE
 from peagle.engine.engine import Engine
 from peagle.engine.host.network import HostNetwork, KnownRows
 from peagle.engine.host.proposals import HostProposerRows
@@ -623,18 +622,6 @@ def save_answers(path: Path, target: Decoder) -> Path:
     return path
 
 
-def check_pool(pool: BlockPool) -> None:
-    """Assert that every block is either free or held."""
-    held = sum(pool.references(block) > 0 for block in range(pool.num_blocks))
-    assert pool.free_blocks + held == pool.num_blocks, "a block is lost"
-
-
-def check_blocks(groups: BlockGroups) -> None:
-    """Assert that no pool has lost a block, or a slot for a state."""
-    for pool in filter(None, (*groups.pools, groups.states)):
-        check_pool(pool)
-
-
 def finish(engine: Engine) -> None:
     """Step until no request is left; then every block must be free."""
     for _ in range(10_000):
@@ -642,7 +629,7 @@ def finish(engine: Engine) -> None:
             break
         step(engine)
     assert not engine.busy, "the engine makes no progress"
-    check_blocks(engine.blocks)
+    engine.blocks.check()
     assert sum(engine.blocks.free_by_group()) == engine.blocks.num_blocks
 
 

@@ -197,7 +197,7 @@ def run(plan: Plan, longest: int) -> tuple[Book, Scheduler]:
             scheduler.abort(scheduler.running[0].id, "abort")
         scheduler.commit(book.exchange(scheduler.launch(scheduler.plan())))
         if number % 16 == 0:
-            tiny.check_blocks(scheduler.groups)
+            scheduler.groups.check()
     assert not scheduler.requests, "no progress"
     assert sum(scheduler.groups.free_by_group()) == scheduler.groups.num_blocks
     return book, scheduler

@@ -62,7 +62,7 @@ def test_requests_at_once_and_after_others_left(engine, expected):
     how = SamplingParams(max_tokens=NEW)
     for _ in range(3):
         assert tiny.outputs(tiny.run(engine, prompts, how)) == run(expected, *prompts)[0]
-    tiny.check_blocks(engine.blocks)
+    engine.blocks.check()
 
 
 def test_states_are_reused_oldest_first(targets, drafter_of, expected, monkeypatch):

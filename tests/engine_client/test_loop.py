@@ -84,7 +84,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(engine: Engine, monke
         assert (idle.outputs, idle.stats.running, idle.stats.waiting) == ([], 0, 0)
         loop.take(Add("next", [5, 6, 7], HOW, None))
         assert tokens_of(front, "next") == 3
-    tiny.check_blocks(engine.blocks)
+    engine.blocks.check()
 
 
 def test_a_lost_device_ends_it(engine: Engine, monkeypatch):

@@ -68,7 +68,7 @@ def test_aborts_and_malformed_requests(
             prompt, how = MALFORMED[malformed[step]]
             with pytest.raises(InputError):
                 engine.add("bad", prompt, how)
-        tiny.check_blocks(engine.blocks)
+        engine.blocks.check()
         if not engine.busy:
             break
         engine.step()
@@ -115,7 +115,7 @@ def whole(llm: LLM) -> Iterator[None]:
     """Afterwards nothing is left of any request."""
     yield
     assert not llm.engine.busy
-    tiny.check_blocks(llm.engine.core.blocks)
+    llm.engine.core.blocks.check()
     assert sum(llm.engine.core.blocks.free_by_group()) == llm.engine.core.blocks.num_blocks
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-import tiny
 import uvicorn
 from openai import OpenAI
 
@@ -52,7 +51,7 @@ class Running:
             assert time.monotonic() < end, "a request was left behind"
             time.sleep(0.01)
         blocks = engine.core.blocks
-        tiny.check_blocks(blocks)
+        blocks.check()
         assert sum(blocks.free_by_group()) == blocks.num_blocks
 
 

@@ -109,9 +109,9 @@ def test_a_client_that_leaves_before_its_answer_is_no_error(
     """While its body travels, or before the first token."""
     with caplog.at_level("INFO", logger="peagle.server"):
         send(server, LONG, missing, request_id=f"left-{missing}").close()
-        lines = logged(caplog, f"left-{missing}")
+        logged(caplog, f"left-{missing}")
     server.wait_until_idle()
-    assert all(line.levelname == "INFO" for line in lines)
+    assert all(record.levelname == "INFO" for record in caplog.records)
     assert ask(server, "/v1/completions", {"prompt": PROMPT, "max_tokens": 2})[0] == 200
 
 
@@ -622,7 +622,7 @@ def test_a_sequence_that_fails_says_why(server: Running, caplog: pytest.LogCaptu
     assert status == 400
     why = found["error"]["message"]
     assert why.startswith("structured outputs: ")
-    [line] = [one.getMessage() for one in caplog.records if "choice 0 of" in one.getMessage()]
+    [line] = [one.getMessage() for one in caplog.records]
     assert line.startswith("choice 0 of cmpl-")
     assert line.endswith(f" ended with an error: {why}")
     told = ask(server, "/v1/completions", body | {"stream": True})[2].splitlines()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from types import NoneType
@@ -139,10 +139,8 @@ def _groups(command: Callable[..., Any]) -> Iterator[tuple[str, Group]]:
     for name, parameter in signature(command).parameters.items():
         kind = parameter.annotation
         if isinstance(kind, type) and issubclass(kind, Flags):
-            yield (
-                name,
-                replace(fields(kind, " ".join(kind.model_fields)), make=partial(_made, kind)),
-            )
+            options = tuple(_option(kind, field, {}) for field in kind.model_fields)
+            yield name, Group(partial(_made, kind), options)
         for metadata in get_args(kind)[1:]:
             if isinstance(metadata, Group):
                 yield name, metadata

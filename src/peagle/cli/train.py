@@ -57,7 +57,7 @@ class Overrides(Flags):
         return [*pairs, *(f"{key}={json.dumps(value)}" for key, value in values.items())]
 
 
-class Work(Flags):
+class RunFlags(Flags):
     """What is done besides training, or in its place."""
 
     dry_run: bool = False
@@ -74,7 +74,7 @@ def train(
     ] = None,
     *,
     flags: Overrides,
-    work: Work,
+    run: RunFlags,
     tracking: Tracking,
 ) -> None:
     """Train a drafter.
@@ -86,12 +86,12 @@ def train(
     from peagle.train.recipe import Recipe
 
     given = Recipe.load(recipe, flags.beside(overrides or []))
-    if work.dry_run:
+    if run.dry_run:
         print_plan(given)
     elif os.environ.get("RANK", "0") != "0":  # torchrun's; only the first rank prints
         _help_training(given)
     else:
-        _train(given, tracking, work.measure_url)
+        _train(given, tracking, run.measure_url)
 
 
 def _help_training(recipe: "Recipe") -> None:

@@ -269,6 +269,7 @@ class DFlash(PEagle):
 
     def propose(self, rows: ProposerRows) -> Draft:
         """Every slot's draft is corrected."""
+        newest = rows.newest  # gathered once
         # the block's first row is the newest token's own, which drafts nothing
-        output = rows.run(masks=rows.drafts + 1, first=rows.newest)
-        return self.drafted(rows, output, rows.newest if self.model.readout.selector else None)
+        output = rows.run(masks=rows.drafts + 1, first=newest)
+        return self.drafted(rows, output, newest if self.model.readout.selector else None)

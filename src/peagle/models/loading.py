@@ -176,8 +176,7 @@ class _Target:
         target = cls(directory, family, spec, quantization, adapter)
         if adapter is not None:
             names = tensor_names(directory)
-            left_out = {name for name in names if name.startswith(family.ignored)}
-            adapter.check(target.rules(names), left_out)
+            adapter.check(target.rules(names), target.left_out(names))
         return target
 
     def without_values(self, max_length: int | None) -> Decoder:
@@ -198,9 +197,13 @@ class _Target:
         with about(self.directory):
             return [self.quantization.as_stored(rule, names) for rule in rules]
 
+    def left_out(self, names: Iterable[str]) -> set[str]:
+        """Tensors of a file that text has no use of."""
+        return {name for name in names if name.startswith(self.family.ignored)}
+
     def ignored(self, names: Iterable[str]) -> set[str]:
         """Tensors of a file that are not needed but allowed."""
-        others = {name for name in names if name.startswith(self.family.ignored)}
+        others = self.left_out(names)
         if self.spec.tie_word_embeddings:
             others.add(head(self.family.prefix))
         return others | self.quantization.ignored(names)

@@ -26,7 +26,7 @@ SUPPORTED = (
 )
 BESIDE = "hf_quant_config.json"
 """Where modelopt says it, too or alone."""
-LEFT_OUT = re.compile(r"\.(input|activation)(_global)?_scale(_ub)?$")
+LEFT_OUT = re.compile(r"\.(input_global_scale|(input|activation)_scale(_ub)?)$")
 """Names of scales for activations, which are kept in 16 bits."""
 STOPS = {
     ".pre_quant_scale": "inputs of products are scaled (pre_quant_scale), which is not supported",

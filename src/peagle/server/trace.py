@@ -18,7 +18,7 @@ class TokenTexts:
     def __init__(self, tokenizer: Any, as_ids: bool | None = None) -> None:
         """as_ids: whether names are vLLM's form of ids."""
         self._as_ids, self._known = as_ids, detokenizer.token_bytes(tokenizer)
-        self.text = functools.cache(functools.partial(_text, tokenizer))
+        self.text = functools.cache(functools.partial(_text, tokenizer, self._known))
         """One token's text; part of a character becomes the replacement character."""
 
     def data(self, token: int) -> bytes:
@@ -61,10 +61,9 @@ class TokenTexts:
         }
 
 
-def _text(tokenizer: Any, token: int) -> str:
+def _text(tokenizer: Any, known: detokenizer.TokenBytes | None, token: int) -> str:
     """One token's text. Some decoders drop the space at the start of a text, which a token within
     one has."""
-    known = detokenizer.token_bytes(tokenizer)
     if known is not None:
         return known.text(token)
     text: str = tokenizer.decode([token])
