@@ -34,6 +34,7 @@ SIZES = ["num_hidden_layers=1", "taps=[1,2,3]"]
 OF_METHOD = {
     "eagle3": [*SIZES, "draft_vocab_size=64"],
     "peagle": [*SIZES, "draft_vocab_size=64"],
+    "chat": [*SIZES, "draft_vocab_size=64", "intermediate_size=64"],
     "selector": [],
     "dflash": [*SIZES, "anchors=4"],
 }
