@@ -34,6 +34,7 @@ from peagle.files import replacing_directory
 from peagle.models.ends import Ends
 from peagle.models.families.tensors import Place
 from peagle.models.families.tensors import layer as layer_tensors
+from peagle.models.quantization import Quantization, read_quantization
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     TensorRule,
@@ -45,9 +46,11 @@ from peagle.models.weights import (
 )
 from peagle.ops.linear import Linear
 from peagle.ops.packing import pack
+from peagle.ops.weight import widen
 from peagle.speculative_config import DrafterFormat
 
 N = TypeVar("N", bound=Network)
+PLAIN = Quantization()
 MASK_HIDDEN, D2T, T2D = "mask_hidden", "d2t", "t2d"
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 WHOLE_MODEL = "it is a whole language model, not a drafter; give it as the target"
@@ -121,7 +124,7 @@ def read_drafter(
             like = target.embed.weight
             rules = selector_rules(config)
             assemble(model.readout.selector, rules, corrections, (), like.dtype, like.device)
-        filled(model, target, tensors, drafter_rules)
+        filled(model, target, tensors, drafter_rules, read_quantization(directory))
     for doubt in vocabulary_doubts(config, tensors) + tap_doubts(config):
         warnings.warn(f"{directory}: {doubt}", stacklevel=2)
     return model
@@ -132,15 +135,20 @@ def filled(
     target: Ends,
     tensors: Mapping[str, Tensor],
     rules_of: Callable[[Any, frozenset[str]], list[TensorRule]],
+    quantization: Quantization = PLAIN,
 ) -> N:
     """A network with the values of its file's tensors, and what it leaves out from its target.
 
     rules_of: a network's configuration and the names of what is left out -> all other tensors.
+    quantization: the formats of the file's weights, which are widened: a small network in few bits
+    would be slow on a CPU, and could not be trained.
     """
     like, shared = target.embed.weight, shared_tensors(model.config, target.spec, tensors)
+    rules = [quantization.as_stored(rule, tensors) for rule in rules_of(model.config, shared)]
+    known = {D2T, T2D} | quantization.ignored(tensors)
+    assemble(model, rules, tensors, known, like.dtype, like.device)
+    widen(model, like.dtype)
     attach_shared(model, target, shared)
-    rules = [rule.as_stored(tensors) for rule in rules_of(model.config, shared)]
-    assemble(model, rules, tensors, (D2T, T2D), like.dtype, like.device)
     attach_vocabulary(model, tensors)
     return model.to(device=like.device, dtype=like.dtype)
 

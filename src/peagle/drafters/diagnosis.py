@@ -42,6 +42,7 @@ from peagle.models.families.config import architecture_of
 from peagle.models.foreign import read_target_spec
 from peagle.models.generation_config import end_tokens, sampling_defaults
 from peagle.models.loading import check_decoder
+from peagle.models.quantization import read_quantization
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.vllm_support import serving_flags
@@ -55,6 +56,8 @@ from peagle.models.weights import (
 )
 
 T = TypeVar("T")
+SCALES, PACKED = ("_scale", "_scale_inv"), ".weight_shape"
+"""Tensors beside weights of few bits: scales, and the shapes of packed integers."""
 UNKNOWN_TARGET = DecoderSpec(1, 1, 1_000 * (LayerSpec(AttentionSpec(1, 1, 1), MLPSpec(1)),))
 """Stands in for a target while a configuration is read; deep enough for any aux layer."""
 
@@ -98,7 +101,8 @@ def diagnose(directory: Path, target: Path | None = None, kind: Kind | None = No
     problems += config_problems(config, shape)
     if tensors:
         misread = feature_problems(config, tensors)
-        problems += misread or _tensor_problems(config, shape, tensors)
+        unfit = partial(_tensor_problems, directory, config, shape, tensors)
+        problems += misread or _attempt(unfit, problems) or []
     if config.selector is not None:
         corrections = _attempt(lambda: selector_tensors(directory), problems)
         problems += [] if corrections is None else selector_problems(config, corrections)
@@ -206,16 +210,21 @@ def _read_tensors(directory: Path, problems: list[str]) -> dict[str, Tensor]:
 
 
 def _tensor_problems(
-    config: DrafterConfig, target: DecoderSpec, tensors: Mapping[str, Tensor]
+    directory: Path, config: DrafterConfig, target: DecoderSpec, tensors: Mapping[str, Tensor]
 ) -> list[str]:
-    """What is missing, unexpected or misshapen compared with `config.json`."""
+    """What is missing, unexpected or misshapen compared with `config.json`.
+
+    Raises `InputError` for formats of weights that are not supported.
+    """
+    quantization = read_quantization(directory)
     with torch.device("meta"):
         model = DraftModel(config, 1)
     shared = shared_tensors(config, target, tensors)
-    rules = [rule.as_stored(tensors) for rule in drafter_rules(config, shared)]
+    rules = [quantization.as_stored(rule, tensors) for rule in drafter_rules(config, shared)]
     rules = [rule for rule in rules if rule.theirs != (MASK_HIDDEN,) or MASK_HIDDEN in tensors]
     named_already = [] if config.kind is PEAGLE else [MASK_HIDDEN]
-    problems = mismatches(model, rules, tensors, [D2T, T2D, *named_already])
+    known = [D2T, T2D, *named_already, *quantization.ignored(tensors)]
+    problems = mismatches(model, rules, tensors, known)
     if problems:
         advice = "export it again with the config.json of its training"
         problems = [f"{'; '.join(problems)}; {advice}"]
@@ -282,12 +291,17 @@ def _correction(config: DrafterConfig) -> str:
 def _weight_facts(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     if not tensors:
         return {}
-    weights = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
+    weights = [
+        tensor
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and not name.endswith(SCALES)
+    ]
+    packed = [math.prod(tensor.tolist()) for name, tensor in tensors.items() if PACKED in name]
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in weights})
     size = sum(tensor.nbytes for tensor in tensors.values())
     return {
-        "dtype": ", ".join(dtypes),
-        "parameters": f"{sum(math.prod(tensor.shape) for tensor in weights):,}",
+        "dtype": ", ".join(dtypes + ["packed integers"] * bool(packed)),
+        "parameters": f"{sum(tensor.numel() for tensor in weights) + sum(packed):,}",
         "size": f"{size / 2**20:.1f} MiB",
     }
 

@@ -43,7 +43,7 @@ from peagle.ops.norm import RMSNorm
 from peagle.ops.packing import pack
 from peagle.ops.products.normed import Normed
 from peagle.ops.rope import rope_table, rotation_at
-from peagle.ops.weight import QuantizedWeight, replace_weight
+from peagle.ops.weight import widen
 
 PREFIX = "mtp."
 QUANTIZATION, TRAINED = "quantization_config", "num_speculative_tokens"
@@ -153,13 +153,11 @@ def trainable_mtp(directory: Path, target: Decoder, length: int) -> MTPHead:
     """
     weight = target.embed.weight
     model, _ = _read(directory, target, weight.dtype, weight.device)
-    for name, part in [*model.layer.named_modules()]:
-        if isinstance(part, QuantizedWeight):
-            replace_weight(model.layer, name, nn.Parameter(part.dense().to(weight.dtype)))
     attention = model.config.attention
     table = rope_table(attention.rope, attention.head_dim, length)
     model.rotations = table.to(weight.device)
     for own in model.own:
+        widen(own, weight.dtype)
         own.requires_grad_()
     return model.to(weight.device)
 

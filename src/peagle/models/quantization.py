@@ -1,4 +1,4 @@
-"""In which formats a target's files hold its weights: what `quantization_config` means.
+"""In which formats a directory's files hold its weights: what `quantization_config` means.
 
 Which weight is in which, its tensors say: of the configuration only bits, groups and schemes are
 needed, and what must be refused.
@@ -33,7 +33,7 @@ STOPS = {
     ".svdquant_lora_a": "low-rank parts beside the weights (svdquant_lora) are not supported",
 }
 """Ends of the names of tensors without which weights would be others, and what is said of them."""
-IN_FEW_BITS = re.compile(r"(qkvz?|out|gate_up|down|head)\.weight$|\.(gate_up|down)$")
+IN_FEW_BITS = re.compile(r"(qkvz?|out|gate_up|down|head|fc)\.weight$|\.(gate_up|down)$")
 """Our names of weights that may be in few bits: those of products, and of experts."""
 
 

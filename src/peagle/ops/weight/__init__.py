@@ -7,6 +7,7 @@
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -51,6 +52,13 @@ def replace_weight(module: nn.Module, name: str, weight: nn.Parameter | Quantize
     part = module.get_submodule(owner)
     delattr(part, own)
     setattr(part, own, weight)
+
+
+def widen(module: nn.Module, dtype: torch.dtype) -> None:
+    """Put tensors in the place of a module's weights of few bits, rounded to a dtype."""
+    for name, part in [*module.named_modules()]:
+        if isinstance(part, QuantizedWeight):
+            replace_weight(module, name, nn.Parameter(part.dense(dtype)))
 
 
 def weight_at(module: nn.Module, name: str) -> Weight:
