@@ -41,13 +41,15 @@ def test_the_newest_tokens_are_added(device):
     emitted = torch.arange(ROWS * 7).view(ROWS, 7)
     computed, pending = torch.tensor([5, 1, 119, 60, 0]), torch.tensor([6, 1, 4, 7, 1])
     requests = torch.tensor([4, 2, 0, 3, 2])
+
+    def state_on(where: torch.device) -> CycleState:  # a kernel is given all of it
+        known = [tensor.to(where) for tensor in (computed, pending, emitted)]
+        empty = CycleState.empty(known[2], known[0], torch.zeros(ROWS, 7, 1, device=where), 9, 3)
+        return empty._replace(computed=known[0], pending=known[1], emitted=known[2])
+
     expected, found = texts(), texts().to(device)
-    state = CycleState.empty(emitted, computed, torch.zeros(ROWS, 7, 1), 9, 3)
-    state = state._replace(computed=computed, pending=pending, emitted=emitted)
-    lookup.write_newest(expected, state, requests)
-    names = ("computed", "pending", "emitted")
-    moved = {name: getattr(state, name).to(device) for name in names}
-    kernel.write_newest(found, state._replace(**moved), requests.to(device))
+    lookup.write_newest(expected, state_on(torch.device("cpu")), requests)
+    kernel.write_newest(found, state_on(device), requests.to(device))
     assert found.tolist() == expected.tolist()
 
 
