@@ -43,13 +43,14 @@ def test_a_method_may_look_drafts_up():
     assert (drafted.method, drafted.model, drafted.lookup) == ("eagle3", "drafter", None)
 
 
-def test_drafts_of_either_drafter_branch_and_lookups_do_not():
-    pair = Pair("target", {"peagle": "p", "eagle3": "e"}, num_tree_nodes=15)
+def test_drafts_of_every_drafter_branch_and_lookups_do_not():
+    drafters = ("peagle", "eagle3", "dflash", "mtp")
+    pair = Pair("target", dict.fromkeys(drafters, "drafter"), num_tree_nodes=15)
     nodes = {
         method: getattr(pair.speculation(method, 7), "num_tree_nodes", None)
-        for method in ("none", "ngram", "eagle3", "peagle")
+        for method in ("none", "ngram", *drafters)
     }
-    assert (nodes.pop("peagle"), nodes.pop("eagle3")) == (15, 15)
+    assert {nodes.pop(method) for method in drafters} == {15}
     assert set(nodes.values()) == {None}
     chains = replace(pair, branching=("peagle",)).speculation("eagle3", 7)
     assert chains is not None

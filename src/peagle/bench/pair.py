@@ -1,6 +1,6 @@
 """A target and its drafters: the bundled ones or the user's own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from peagle.drafters.config_file import kind_of
@@ -47,7 +47,7 @@ class Pair:
     """Tokens of a match, where drafts are looked up."""
     num_tree_nodes: int | None = None
     """Drafts of a cycle that branch; as in `SpeculativeConfig`."""
-    branching: tuple[str, ...] = ("eagle3", "peagle")
+    branching: Collection[str] = tuple(KIND_OF_METHOD)
     """The methods that these are for."""
 
     def speculation(self, method: str, k: int) -> SpeculativeConfig | None:
