@@ -99,7 +99,7 @@ $(VLLM)/.ready: tests/vllm/requirements.txt
 	$(call step,peagle and what it needs,.venv-lowest/bin/uv pip install --quiet --python .venv-lowest --constraint .venv-lowest/versions.txt --editable '.[dev]')
 	@touch $@
 
-EXTRAS := $(addprefix --extra ,data report serve structured train)
+EXTRAS := $(addprefix --extra ,chat data report serve structured train)
 
 .venv-newest/.ready: pyproject.toml
 	@echo "setting up .venv-newest:"

@@ -211,6 +211,12 @@ def test_a_missing_bundled_pair_names_the_recipe(refused, tmp_path, monkeypatch)
     monkeypatch.setattr("peagle.pair.PLACE", tmp_path)
     for command in (["demo"], ["bench"], ["generate", "--prompt", "x"]):
         assert "recipes/demo" in refused(*command)
+    assert "recipes/smollm2" in refused("demo", "--chat")
+
+
+def test_a_wheel_is_of_the_chat_model(refused, pair, tmp_path):
+    for options in ([], ["--chat", "--target", pair.target, "--peagle", pair.peagle]):
+        assert "give --chat and no other" in refused("demo", "--wheel", tmp_path, *options)
 
 
 def test_check_of_what_is_no_directory(refused):

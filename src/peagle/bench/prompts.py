@@ -10,7 +10,8 @@ from peagle.errors import InputError, reason
 from peagle.models.chat_template import render_chat
 from peagle.train.sources import DATASET, Record, read_records
 
-BUNDLED = Path(__file__).with_name("prompts.jsonl")
+SETS = {"bundled": "prompts.jsonl", "chat": "chat.jsonl"}
+"""The package's own, beside this file: beginnings of Python, and questions."""
 FORMATS = ".jsonl, .jsonl.gz, .parquet or .txt"
 LEFT_OUT = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 """How a turn of SPEED-Bench begins whose text is its source's and not published with the set."""
@@ -88,7 +89,7 @@ def load_sets(sources: Sequence[str], limit: int | None = None) -> dict[str, tup
 
 
 def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
-    """The first `limit` prompts of a file, or of the package's own set when it is "bundled".
+    """The first `limit` prompts of a file, or of one of the package's own sets.
 
     JSON lines and the rows of a Parquet file hold `prompt` (as HumanEval; perhaps with `stop`, a
     list of texts), `turns` (as MT-Bench, Spec-Bench and SPEED-Bench) or `messages`; a .txt file
@@ -96,7 +97,7 @@ def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
     """
     if limit is not None and limit < 1:
         raise InputError(f"a limit of {limit} prompts leaves nothing to run")
-    path = str(BUNDLED) if source == "bundled" else source
+    path = str(Path(__file__).with_name(SETS[source])) if source in SETS else source
     prompts = list(itertools.islice(_prompts(path), limit))
     if not prompts:
         raise InputError(f"{source} holds no prompt")
@@ -119,7 +120,7 @@ def _records(path: str) -> Iterable[Record]:
         return read_records([DATASET + path])
     if path.endswith(".txt"):
         return _lines(path)
-    raise InputError(f"{path} is not named like a prompt file; give {FORMATS}, or bundled")
+    raise InputError(f"{path} is not named like a prompt file; give {FORMATS}, bundled or chat")
 
 
 def _lines(path: str) -> Iterator[Record]:

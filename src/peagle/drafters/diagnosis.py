@@ -56,8 +56,6 @@ from peagle.models.weights import (
 )
 
 T = TypeVar("T")
-SCALES, PACKED = ("_scale", "_scale_inv"), ".weight_shape"
-"""Tensors beside weights of few bits: scales, and the shapes of packed integers."""
 UNKNOWN_TARGET = DecoderSpec(1, 1, 1_000 * (LayerSpec(AttentionSpec(1, 1, 1), MLPSpec(1)),))
 """Stands in for a target while a configuration is read; deep enough for any aux layer."""
 
@@ -291,12 +289,8 @@ def _correction(config: DrafterConfig) -> str:
 def _weight_facts(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     if not tensors:
         return {}
-    weights = [
-        tensor
-        for name, tensor in tensors.items()
-        if tensor.is_floating_point() and not name.endswith(SCALES)
-    ]
-    packed = [math.prod(tensor.tolist()) for name, tensor in tensors.items() if PACKED in name]
+    weights = [x for name, x in tensors.items() if x.is_floating_point() and "_scale" not in name]
+    packed = [math.prod(x.tolist()) for name, x in tensors.items() if name.endswith("weight_shape")]
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in weights})
     size = sum(tensor.nbytes for tensor in tensors.values())
     return {

@@ -8,7 +8,7 @@ PLACE = Path(__file__).parent
 
 
 def bundled(name: str) -> Path:
-    """The directory of the bundled `target`, `eagle3` or `peagle`.
+    """The directory of the bundled `target`, `eagle3` or `peagle`, or of the `chat` drafter.
 
     Raises `InputError` when this installation came without it.
     """
@@ -16,6 +16,6 @@ def bundled(name: str) -> Path:
     if not (directory / "config.json").is_file():
         raise InputError(
             f"this installation lacks the bundled {name} ({directory}); "
-            "train it with recipes/demo, or name your own directories"
+            f"train it with recipes/{'smollm2' if name == 'chat' else 'demo'}, or give your own"
         )
     return directory
