@@ -24,11 +24,11 @@ LAYER = replace(tiny.DRAFT_LAYER, feed_forward=MLPSpec(128))
 PRODUCTS = ["fc", "lm_head", "layers.0.mlp.down_proj", "layers.1.self_attn.k_proj"]
 
 
-@pytest.fixture(scope="module")
-def drafters(tmp_path_factory) -> tuple[Path, Path]:
-    """The same drafter in float32 and in int4."""
+@pytest.fixture(scope="module", params=[30, tiny.VOCAB])
+def drafters(request, tmp_path_factory) -> tuple[Path, Path]:
+    """The same drafter in float32 and in int4: with a reduced vocabulary, and with the whole."""
     folder = tmp_path_factory.mktemp("packed")
-    config = tiny.drafter_config(True, layer=LAYER, draft_vocab=30)
+    config = tiny.drafter_config(True, layer=LAYER, draft_vocab=request.param)
     plain = tiny.save_random_drafter(folder / "plain", config)
     pack_drafter.main(plain, folder / "int4")
     return plain, folder / "int4"

@@ -224,7 +224,7 @@ def shared_tensors(
     if config.transformer.hidden_size == target.hidden_size:
         if EMBEDDINGS not in tensors:
             shared.add(EMBEDDINGS)
-        if HEAD not in tensors and not config.reduced_vocabulary:
+        if not (config.reduced_vocabulary or any(name.startswith("lm_head.") for name in tensors)):
             shared.add(HEAD)
     return frozenset(shared)
 
