@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -50,6 +49,7 @@ class LLM(PromptEncoder):
     own_process: whether the engine runs in a process of its own, for `AsyncLLM`, which needs the
     interpreter for text meanwhile; what compiles grammars then waits for another thread's `step`.
     replicas: engines among which requests are divided; several have a process each, in any case.
+    fronts: forks of this process that will have its engine (`EngineProcess.front`); 0: none.
     Raises `InputError` when a directory is unusable, the pair does not fit or memory runs out.
     """
 
@@ -61,6 +61,7 @@ class LLM(PromptEncoder):
         chat: ChatConfig | None = None,
         own_process: bool = False,
         replicas: int = 1,
+        fronts: int = 0,
     ) -> None:
         directory = model_directory(str(target))
         defaults = sampling_defaults(directory)
@@ -73,7 +74,8 @@ class LLM(PromptEncoder):
         if replicas > 1:
             engine = Replicas(source, replicas)
         else:
-            engine = EngineProcess(source) if own_process else source.load(tokenizer)
+            apart = own_process or fronts
+            engine = EngineProcess(source, fronts=fronts) if apart else source.load(tokenizer)
         self._open(engine, tokenizer, defaults, chat)
         self.dialect = dialect
 
@@ -96,7 +98,6 @@ class LLM(PromptEncoder):
         self.sampling_defaults = sampling_defaults
         """Sampling parameters that the model's generation config suggests."""
         self._detokenizers = functools.cache(functools.partial(detokenizers, tokenizer))
-        self._ids = itertools.count()
         self.draft_totals = [DraftTotals([0] * engine.k) for _ in engine.replicas]
         """What speculation did for all requests of each replica."""
         self._live: dict[str, LiveRequest] = {}
@@ -282,7 +283,7 @@ class LLM(PromptEncoder):
         followed: whether each step's part is wanted; else only one chunk comes, the last, which
         holds everything.
         """
-        request_id, params = str(next(self._ids)), prepared.params
+        request_id, params = next(self.engine.ids), prepared.params
         replica = self.engine.add(request_id, prepared.tokens, params, prepared.form)
         reader = self._reader(prepared)
         self._live[request_id] = LiveRequest(prepared, reader, self.k, followed, replica)

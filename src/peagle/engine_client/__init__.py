@@ -14,6 +14,8 @@
 - `client` is the interface, `local` and `process` its two forms, `source` what makes an engine.
   `replicas` are several processes as one engine, and `prefix_owners` says which of them knows a
   prompt's beginning.
+- `process` also has the engine as forks of the process in front see it, each over a socket pair of
+  its own; it is then theirs alone.
 - What a request brings: `form`, the source of its grammar; `constraints` compiles it beside the
   engine.
 - What is sent: `messages`. Nothing in them is code, and nobody else can send any.

@@ -1,7 +1,9 @@
-"""The engine's process: `python -m peagle.engine_client.child DESCRIPTOR`, as `EngineProcess` does.
+"""The engine's process: `python -m peagle.engine_client.child DESCRIPTOR...`, as `EngineProcess`
+does.
 
-DESCRIPTOR is that of its end of the socket pair. It ends when the other end is closed, be it by the
-death of the process there; signals that are meant for both it ignores.
+The first DESCRIPTOR is that of its end of the socket pair. It ends when the other end is closed, be
+it by the death of the process there; signals that are meant for both it ignores. Further ones are
+those of pairs with fronts.
 """
 
 import faulthandler
@@ -16,7 +18,7 @@ def main() -> int:
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # where is it? as in the one in front
     from peagle.engine_client.loop import serve  # seconds, in which signals may come
 
-    return serve(int(sys.argv[1]))
+    return serve([int(word) for word in sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """What `LLM` has of an engine, wherever it runs."""
 
+import itertools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 from peagle.config import SamplingParams
@@ -25,8 +26,11 @@ class EngineClient(ABC):
     in_process: ClassVar[bool]
     """Whether steps run in this process, within `step`, and keep its interpreter."""
 
-    def __init__(self, facts: EngineFacts) -> None:
-        self.facts = facts
+    def __init__(self, facts: EngineFacts, pid: int | None = None) -> None:
+        self.facts, self.pid = facts, pid or os.getpid()
+        """And the process in which steps run, or that is in front of several of them."""
+        self.ids: Iterator[str] = map(str, itertools.count())
+        """Of requests, none of them given twice."""
         self.vocab_size, self.end_tokens = facts.vocab_size, facts.end_tokens
         self.max_length, self.max_num_seqs = facts.max_length, facts.max_num_seqs
         self.k, self.runs_ahead = facts.k, facts.runs_ahead
@@ -35,11 +39,6 @@ class EngineClient(ABC):
     def replicas(self) -> "Sequence[EngineClient]":
         """The engines that run requests, each of which has facts and stats of its own."""
         return (self,)
-
-    @property
-    def pid(self) -> int:
-        """The id of the process in which steps run, or in front of several of them."""
-        return os.getpid()
 
     @property
     @abstractmethod

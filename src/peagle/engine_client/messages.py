@@ -85,7 +85,8 @@ class Beat(Envelope, frozen=True):
     """Sent every second: the process has turns."""
 
     step_age: float
-    """As in `EngineClient`."""
+    """As in `EngineClient`, like the stats."""
+    stats: EngineStats
 
 
 class Failed(Envelope, frozen=True):
@@ -141,10 +142,14 @@ class Channel(Generic[Received]):
     def limit_sends(self, seconds: float) -> None:
         """From now on a `send` that the other end lets wait for so long raises `BlockingIOError`;
         part of the message may have gone."""
+        limit = struct.pack("ll", int(seconds), 0)
         with socket.socket(fileno=os.dup(self.fileno())) as same:
-            same.setsockopt(
-                socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), 0)
-            )
+            same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+    def end(self) -> None:
+        """Let nothing pass any more, in either direction; whoever receives is told at once."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.fileno())) as same:
+            same.shutdown(socket.SHUT_RDWR)  # which the other end may have done
 
     def receive(self) -> Received:
         """The next message. Raises `EOFError` or `OSError` when none can come any more."""

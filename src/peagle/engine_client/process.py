@@ -1,4 +1,4 @@
-"""An engine in a process of its own, seen from the process in front of it."""
+"""An engine in a process of its own, seen from the one that starts it and from its forks."""
 
 import contextlib
 import itertools
@@ -54,19 +54,17 @@ class RemoteTracebackError(Exception):
         return f"\n{self.args[0]}"
 
 
-class EngineProcess(EngineClient):
-    """Starts a process, which loads the engine of a source and runs its steps without being asked.
+class RemoteEngine(EngineClient):
+    """Waits until the engine is loaded, which then runs its steps without being asked.
 
-    variables: of its environment, in place of ours.
-    `compile` waits until another thread's `step` brings the answer. Raises `InputError` as
-    `EngineSource.load` does.
+    pid: of its process. `compile` waits until another thread's `step` brings the answer. Raises
+    `InputError` as `EngineSource.load` does.
     """
 
     in_process = False
 
-    def __init__(self, source: EngineSource, variables: Mapping[str, str] = NONE) -> None:
-        self._process, descriptor = _start(variables)
-        self._channel: Channel[FromEngine] = Channel(descriptor, FromEngine)
+    def __init__(self, channel: Channel[FromEngine], pid: int) -> None:
+        self._channel, self.pid = channel, pid
         self._waker, self._woken = socket.socketpair()
         # who wakes must not wait for who sleeps
         self._waker.setblocking(False)
@@ -82,24 +80,17 @@ class EngineProcess(EngineClient):
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._channel, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        threads = int(variables.get(THREADS, torch.get_num_threads()))
-        self._send(messages.Open(json.dumps(source.model_dump()), threads))
         try:
             ready = self._loaded()
         except BaseException:
             self.close()
             raise
         self._stats = ready.stats
-        super().__init__(ready.facts)
+        super().__init__(ready.facts, pid)
         self._heard, self._age = time.monotonic(), 0.0
         """When the process was heard last, and how old its step was then."""
         if not math.isinf(limit := self.facts.step_timeout):
             self._channel.limit_sends(limit + SPARE)
-
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-        return self._process.pid
 
     @property
     def busy(self) -> bool:
@@ -186,10 +177,10 @@ class EngineProcess(EngineClient):
             self._waker.send(b"\0")
 
     def kill(self) -> None:
-        self._process.kill()
+        """Nothing: only who started the process may end it."""
 
     def close(self) -> None:
-        """End the process, and wait for it."""
+        """Say nothing any more."""
         self._channel.close()
         self._end()
         self._selector.close()
@@ -207,8 +198,9 @@ class EngineProcess(EngineClient):
     def _take(self, message: FromEngine) -> list[RequestOutput]:
         self._heard, self._age = time.monotonic(), 0.0
         match message:
-            case messages.Beat(age):
-                self._age = age
+            case messages.Beat(age, stats):
+                # a step's are newer where it has brought some
+                self._age, self._stats = age, self._stats if self._running else stats
             case messages.Stepped(outputs, stats):
                 self._stats = stats
                 return self._wanted(outputs)
@@ -253,17 +245,51 @@ class EngineProcess(EngineClient):
             pass
 
     def _end(self) -> str:
-        """Wait for the end of the process, fail what waits for it, and say how it ended."""
-        code = self._wait()
-        if code is None:
-            self.kill()
-            code = self._wait()
+        """Fail what waits for the process, and say how it ended."""
         with self._calling:
             self.ended = True
             waiting = [*self._calls.values()]
             self._calls.clear()
         for answer in waiting:
             answer.set_exception(EngineDeadError("the engine's process has ended"))
+        return "its channel is closed"
+
+
+class EngineProcess(RemoteEngine):
+    """Starts a process, which loads the engine of a source.
+
+    variables: of its environment, in place of ours. fronts: forks of this process that will speak
+    to the engine, in place of this one; 0: none. Raises `InputError` as `EngineSource.load` does.
+    """
+
+    def __init__(
+        self, source: EngineSource, variables: Mapping[str, str] = NONE, fronts: int = 0
+    ) -> None:
+        self._process, (self._channel, *self.fronts) = _start(variables, 1 + fronts)
+        """Here the channels of forks."""
+        threads = int(variables.get(THREADS, torch.get_num_threads()))
+        self._send(messages.Open(json.dumps(source.model_dump()), threads))
+        super().__init__(self._channel, self._process.pid)
+
+    def front(self, index: int) -> RemoteEngine:
+        """The engine as a fork of this process has it, which closes what is not its own."""
+        own, count = self.fronts[index], len(self.fronts)
+        self.fronts.clear()
+        self._channel.close()
+        front = RemoteEngine(own, self.pid)
+        front.ids = map(str, itertools.count(index, count))
+        return front
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def _end(self) -> str:
+        """Wait for the end of the process."""
+        code = self._wait()
+        if code is None:
+            self.kill()
+            code = self._wait()
+        super()._end()
         if code is None:
             told = f"the device does not let go of pid {self.pid}"
             log.error(told)
@@ -287,19 +313,23 @@ def settle(answer: Future[messages.Answered]) -> None:
         raise EngineStepError(failed.error) from RemoteTracebackError(failed.traceback)
 
 
-def _start(variables: Mapping[str, str]) -> tuple["subprocess.Popen[bytes]", int]:
-    """The process, and our end of the socket pair that it inherits the other end of.
+def _start(
+    variables: Mapping[str, str], count: int
+) -> tuple["subprocess.Popen[bytes]", list[Channel[FromEngine]]]:
+    """The process, and our ends of the socket pairs that it inherits the other ends of.
 
     It is in a session of its own, so that Ctrl-C in a terminal concerns only the one in front.
     """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            # -P: a module in the working directory is not taken for one of ours
-            [sys.executable, "-P", "-m", CHILD, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-            env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-    return process, ours.detach()
+    pairs = [socket.socketpair() for _ in range(count)]
+    descriptors = [theirs.fileno() for _, theirs in pairs]
+    process = subprocess.Popen(
+        # -P: a module in the working directory is not taken for one of ours
+        [sys.executable, "-P", "-m", CHILD, *map(str, descriptors)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=descriptors,
+        start_new_session=True,
+        env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    for _, theirs in pairs:
+        theirs.close()
+    return process, [Channel(ours.detach(), FromEngine) for ours, _ in pairs]
