@@ -118,7 +118,7 @@ def test_it_begins_to_serve_or_is_refused_in_one_line(
         llm.close()
 
     monkeypatch.chdir(models)
-    monkeypatch.setattr(run, "bind", lambda host, _: bind(host, 0))
+    monkeypatch.setattr(run, "bind", lambda host, *_: bind(host, 0))
     monkeypatch.setattr(run, "end_on_sigterm", lambda: None)
     monkeypatch.setattr(run, "serve", serve)
     program, *words = shlex.split(command)

@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from peagle.cli.app import main
 from peagle.config import ChatConfig, EngineConfig
 from peagle.errors import InputError
 from peagle.pair import bundled
-from peagle.server.run import DrainingServer, bind, serve
+from peagle.server.run import Announce, DrainingServer, bind, serve
 from peagle.server.settings import ServerSettings
 
 PATIENCE = 200.0
@@ -288,8 +288,8 @@ def test_it_begins_with_what_it_serves_and_where(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    def serve(llm: AsyncLLM, _: object, __: object, announce: Callable[[str], None]) -> None:
-        announce("http://0.0.0.0:8000")
+    def serve(llm: AsyncLLM, _: object, __: object, announce: Announce) -> None:
+        announce(llm, "http://0.0.0.0:8000")
         llm.close()
 
     monkeypatch.setattr("peagle.server.run.serve", serve)

@@ -86,14 +86,15 @@ def load_llm(
     chat: ChatConfig | None = None,
     own_process: bool = False,
     replicas: int = 1,
+    fronts: int = 0,
 ) -> "LLM":
-    """`target` or the bundled one, perhaps with a drafter.
+    """`target` or the bundled one, perhaps with a drafter; the rest as `LLM` has it.
 
     Warns of a K beyond its training, and of acceptance that is given.
     """
     from peagle.llm import LLM
 
-    llm = LLM(target or bundled("target"), speculation, config, chat, own_process, replicas)
+    llm = LLM(target or bundled("target"), speculation, config, chat, own_process, replicas, fronts)
     if llm.beyond_training:
         typer.echo(f"peagle: warning: {llm.beyond_training}", err=True)
     if speculation is not None and speculation.synthetic_acceptance_rates is not None:

@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ import typer
 from typer.core import TyperCommand
 
 from peagle.cli.groups import Flags, fields, from_flags
-from peagle.cli.loading import choose_speculation, named_pair, open_async_llm
+from peagle.cli.loading import choose_speculation, load_llm, named_pair, open_async_llm
 from peagle.cli.options import Hardware, NamedDrafter, Target, Threads, use_threads
 from peagle.cli.vllm_command import Command, read_command
 from peagle.config import ChatConfig, EngineConfig
@@ -98,10 +99,12 @@ class Listening(Flags):
 
 
 class Engines(Flags):
-    """Whose engines run, and how many."""
+    """Whose engines run, and how many processes there are of them and in front of one."""
 
     data_parallel_size: PositiveInt = 1
     """Engines that share the requests, each with a GPU of its own."""
+    api_server_count: PositiveInt = 1
+    """Processes that answer HTTP on the port, in front of one engine."""
     engine: Literal["peagle", "vllm"] = "peagle"
     """vllm starts vLLM with these flags and any of its own."""
 
@@ -163,12 +166,20 @@ def serve(
     place, speculation = _pair(target, listening.revision, drafting)
     use_threads(threads)
     run.end_on_sigterm()
-    with run.bind(
-        listening.host, listening.port
-    ) as listener:  # a taken port is told before minutes of loading
+    about = (settings.model_names[0], place, speculation, config)
+    told = partial(_announce, *about) if settings.log_format == "text" else None
+    host, port, count = listening.host, listening.port, engines.api_server_count
+    if several := count > 1:
+        if engines.data_parallel_size > 1 or sys.platform != "linux":
+            raise InputError("--api-server-count above 1: on Linux alone, and for one engine")
+        run.bind(host, port).close()  # a shared one would not notice another server
+    # a taken port is told before minutes of loading
+    with run.bind(host, port, several) as listener:
+        if several:
+            whole = load_llm(place, speculation, config, chat, fronts=count)
+            return run.serve_fronts(whole, settings, listener, told)
         llm = open_async_llm(place, speculation, config, chat, engines.data_parallel_size)
-        told = partial(_announce, llm, settings.model_names[0], place, speculation, config)
-        return run.serve(llm, settings, listener, told if settings.log_format == "text" else None)
+        return run.serve(llm, settings, listener, told)
 
 
 def _check_audit(settings: ServerSettings, drafting: NamedDrafter) -> None:
@@ -225,21 +236,21 @@ def _key_of(environment: Mapping[str, str]) -> str | None:
 
 
 def _announce(
-    llm: "AsyncLLM",
     name: str,
     target: str | None,
     speculation: SpeculativeConfig | None,
     config: EngineConfig,
+    llm: "AsyncLLM",
     url: str,
 ) -> None:
     """Print what is served and where, one fact to a line."""
 
-    from peagle.device import resolve_device, resolve_dtype
     from peagle.dialects.detection import told_dialect
 
-    device = resolve_device(config.device)
-    dtype = str(resolve_dtype(config.dtype, device)).removeprefix("torch.")
-    count = len(llm.llm.engine.replicas)
+    engine = llm.llm.engine  # in a fork torch does not see the device
+    device = config.device.replace("auto", "cuda" if engine.runs_ahead else "cpu")
+    dtype = "float32" if engine.facts.is_exact else "bfloat16"
+    count = len(engine.replicas)
     facts = {
         "page": f"{url.replace('0.0.0.0', 'localhost').replace('[::]', 'localhost')}/",
         "API": f"{url}/v1 (model {name})",

@@ -6,8 +6,8 @@
                 body, protocol ───┘           └──> delivery ──> answer, anthropic, responses
 ```
 
-- Its life: `run` (listen, serve, drain, end), `settings`, `app` (the routes), `sagemaker` and
-  `vllm` (other ways to start).
+- Its life: `run` (listen, serve, drain, end; also by several processes, which know each other by
+  `siblings`), `settings`, `app` (the routes), `sagemaker` and `vllm` (other ways to start).
 - Around routes: `connection` and `middleware` (bounds, keys, the log), `errors`, `metrics`,
   `spans` (traces).
 - Bodies: `body` (strict objects), `body_route` (read in one pass), `protocol` (fields), `variants`,

@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -34,6 +35,7 @@ from peagle.engine.draft_length import Stopped
 from peagle.engine_client.client import EngineClient
 from peagle.files import read_yaml
 from peagle.live_request import Prepared
+from peagle.server.siblings import Siblings
 from peagle.speculation import DraftTotals
 
 disable_created_metrics()
@@ -47,7 +49,7 @@ STOPS: tuple[Stopped, ...] = get_args(Stopped)
 """Why nothing is drafted."""
 
 
-class Metrics:
+class Metrics(Collector):
     """One server's counters; the state of its engines is read at each scrape.
 
     drafts: of each engine. Each series begins at 0 with the server: to Prometheus one that begins
@@ -82,11 +84,29 @@ class Metrics:
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         self._seen = self._counts()
+        self.siblings = Siblings()
+        """Processes whose counts are added."""
 
     def text(self) -> bytes:
         """Everything in Prometheus's text format."""
         # order means nothing to Prometheus; to readers and grep what tells series apart is first
-        return SORTED.sub(rb"\1\3,\2} ", generate_latest(self._registry))
+        return SORTED.sub(rb"\1\3,\2} ", generate_latest(self))
+
+    def collect(self) -> Iterator[Metric]:
+        """What all processes have counted, and what this one sees."""
+        metrics = self.tell()
+        sums = map(sum, zip(*self.siblings.counts, strict=True))
+        for metric in metrics:
+            if _is_counted(metric):
+                metric.samples = [one._replace(value=next(sums)) for one in metric.samples]
+            yield metric
+
+    def tell(self) -> Sequence[Metric]:
+        """Let other processes know what this one has counted; returns all that it sees."""
+        metrics = [*self._registry.collect()]
+        values = [one.value for metric in metrics if _is_counted(metric) for one in metric.samples]
+        self.siblings.counts[self.siblings.index][: len(values)] = memoryview(array("d", values))
+        return metrics
 
     def line(self) -> str | None:
         """The figures since the last call, for the log; None where there was no traffic."""
@@ -317,6 +337,10 @@ class _StateCollector:
 
 def _replica(engine: EngineClient, index: int) -> EngineClient:
     return engine.replicas[index]
+
+
+def _is_counted(metric: Metric) -> bool:
+    return metric.type in ("counter", "histogram") and metric.name not in TABLE["of_engines"]
 
 
 def _about(name: str) -> str:

@@ -17,13 +17,18 @@ from types import FrameType
 import uvicorn
 
 from peagle.async_llm import AsyncLLM
+from peagle.engine_client.process import EngineProcess
 from peagle.errors import InputError, reason
+from peagle.llm import LLM
 from peagle.server.app import create_app
 from peagle.server.connection import Connection
 from peagle.server.middleware import LineFormatter
 from peagle.server.service import Service
 from peagle.server.settings import LogFormat, ServerSettings
+from peagle.server.siblings import Siblings
 
+Announce = Callable[[AsyncLLM, str], object]
+"""Tells what is served, and its address."""
 BACKLOG = 2048
 FAREWELL = 2
 """Seconds for what is still open after the time to drain: a body that never comes, a stream that
@@ -32,6 +37,10 @@ TICKS_A_LINE = 100
 """Ten seconds of uvicorn's ticks."""
 LAST = 0.8
 """Seconds after a second signal for telling whoever has an open request."""
+TICKS_A_COUNT = 10
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+DRAIN = signal.SIGUSR1
+"""Asks one of several processes to drain, and again to end; other signals are for all of them."""
 TURN = 5e-4
 """Seconds for which a thread keeps the interpreter while another waits, with a GPU: other requests
 must be read while a thread makes text of a step's tokens, or launches a long prompt, which takes 20
@@ -40,14 +49,16 @@ product."""
 log = logging.getLogger("peagle.server")
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, is_shared: bool = False) -> socket.socket:
     """A listening socket, taken before the model is loaded. Raises `InputError`.
 
     Only a listening socket keeps the address from others. Clients that connect meanwhile wait.
+    is_shared: with others of this kind.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
     try:
         listener.bind((host, port))
         listener.listen(BACKLOG)
@@ -71,12 +82,13 @@ def serve(
     llm: AsyncLLM,
     settings: ServerSettings,
     listener: socket.socket,
-    announce: Callable[[str], None] | None = None,
+    announce: Announce | None = None,
+    siblings: Siblings | None = None,
 ) -> int:
     """Serve until SIGTERM or Ctrl-C, then finish what runs.
 
-    announce: gets the address once it answers; None logs it. Returns the exit code: 1 if the engine
-    failed, so that the process is started again.
+    announce: is called once it answers; None logs it. siblings: of which this is one, and ends by
+    `DRAIN`. Returns the exit code: 1 if the engine failed, so that the process is started again.
     """
     set_up_log(settings.log_format)
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # where is it?
@@ -97,8 +109,13 @@ def serve(
         timeout_graceful_shutdown=FAREWELL,
     )
     service: Service = app.state.service
-    server = DrainingServer(config, service, announce or partial(_log_start, llm, settings))
-    _warn(llm, settings, listener.getsockname()[0])
+    told = partial(announce or partial(_log_start, settings), llm)
+    server = DrainingServer(config, service, told)
+    if siblings is not None:
+        service.siblings = service.metrics.siblings = siblings
+        signal.signal(DRAIN, server.handle_exit)
+    if service.siblings.index == 0:
+        _warn(llm, settings, listener.getsockname()[0])
     try:
         server.run(sockets=[listener])
     finally:
@@ -106,6 +123,53 @@ def serve(
         if llm.alive:  # in a step that does not end
             server.leave_after(FAREWELL)
     return int(llm.failed or service.distrusted)
+
+
+def serve_fronts(
+    llm: LLM, settings: ServerSettings, listener: socket.socket, announce: Announce | None
+) -> int:
+    """As `serve`, by as many forks of this process as `llm` was loaded for.
+
+    listener: the first one's, shared with those of the others. It returns in each fork, and here
+    once all of them and the engine have ended.
+    """
+    faulthandler.register(signal.SIGUSR2)  # else it would end this
+    engine, pids = llm.engine, set[int]()
+    assert isinstance(engine, EngineProcess)
+    siblings = Siblings(len(engine.fronts))
+    host, port = listener.getsockname()[:2]
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # forks, too, leave them to this process
+    for siblings.index in range(len(engine.fronts)):
+        listener = listener if siblings.index == 0 else bind(host, port, is_shared=True)
+        if not (pid := os.fork()):
+            llm.engine = engine.front(siblings.index)
+            return serve(AsyncLLM(lambda: llm), settings, listener, announce, siblings)
+        pids.add(pid)
+        listener.close()  # where one has ended nobody is to wait
+    engine.fronts.clear()  # each channel is closed once its fork has ended
+    code = _wait(pids)
+    engine.kill()  # whatever it does: nobody needs it
+    engine.close()
+    return code
+
+
+def _wait(pids: set[int]) -> int:
+    """Wait for the ends of processes, which are asked to drain by a signal or once one has ended,
+    and to end by a second signal. Returns the exit code: 1 if any failed."""
+    code, is_asked = 0, False
+    while pids:
+        if signal.sigwait(SIGNALS) == signal.SIGCHLD:
+            ended = dict(found for pid in pids if (found := os.waitpid(pid, os.WNOHANG))[0])
+            pids -= ended.keys()
+            codes = [os.waitstatus_to_exitcode(status) for status in ended.values()]
+            code |= any(one not in (0, -DRAIN) for one in codes)
+            if is_asked or not codes:
+                continue
+            log.error(f"a process in front ended with code {codes[0]}; the others drain")
+        is_asked = True
+        for pid in pids:
+            os.kill(pid, DRAIN)
+    return code
 
 
 def _warn(llm: AsyncLLM, settings: ServerSettings, host: str) -> None:
@@ -121,7 +185,7 @@ def _warn(llm: AsyncLLM, settings: ServerSettings, host: str) -> None:
             log.warning(f"--chat-template with a plain question: {error}")
 
 
-def _log_start(llm: AsyncLLM, settings: ServerSettings, url: str) -> None:
+def _log_start(settings: ServerSettings, llm: AsyncLLM, url: str) -> None:
     log.info(f"the KV cache holds {llm.llm.engine.facts.kv_tokens:,} tokens")
     log.info(f"serving {settings.model_names[0]} on {url}, {llm.llm.dialect.description}")
 
@@ -134,7 +198,7 @@ class DrainingServer(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, service: Service, announce: Callable[[str], None]
+        self, config: uvicorn.Config, service: Service, announce: Callable[[str], object]
     ) -> None:
         super().__init__(config)
         self._service, self._announce = service, announce
@@ -148,7 +212,7 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         if self._service.auditor is not None:
             self._auditing = asyncio.ensure_future(self._service.auditor.run())
-        for listener in sockets or ():
+        for listener in (sockets or ()) if self._service.siblings.index == 0 else ():
             host, port = listener.getsockname()[:2]
             self._announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
@@ -157,6 +221,8 @@ class DrainingServer(uvicorn.Server):
         figures of traffic now and then."""
         if counter and counter % TICKS_A_LINE == 0 and (line := self._service.metrics.line()):
             log.info(line)
+        if counter % TICKS_A_COUNT == 0 and len(self._service.siblings.counts) > 1:
+            self._service.metrics.tell()
         if self._service.distrusted and not self._service.draining:
             self.handle_exit(signal.SIGTERM, None)
         return await super().on_tick(counter) or self._service.failed

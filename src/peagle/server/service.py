@@ -62,10 +62,9 @@ class Service:
         self.capacity = math.inf
         if settings.max_queue is not None:
             self.capacity = self.llm.engine.max_num_seqs + settings.max_queue
+        self.siblings = self.metrics.siblings
         self.draining = False
         self.started = int(time.time())
-        self.admitted = 0
-        """Sequences that wait or run."""
         self.distrusted = False
         """Whether an audit has found what ends the server."""
         self.spans: RequestSpans | None = None
@@ -89,6 +88,11 @@ class Service:
         return self._async.responds and not self.draining
 
     @property
+    def admitted(self) -> int:
+        """Sequences that wait or run, by way of any process."""
+        return sum(self.siblings.admitted)
+
+    @property
     def failed(self) -> bool:
         """Whether the engine has failed."""
         return self._async.failed
@@ -107,11 +111,11 @@ class Service:
         if self.admitted + sequences > self.capacity:
             self.metrics.refused("queue")
             raise APIError(429, "the queue is full; try again", headers={"Retry-After": "1"})
-        self.admitted += sequences
+        self.siblings.admitted[self.siblings.index] += sequences
         try:
             yield
         finally:
-            self.admitted -= sequences
+            self.siblings.admitted[self.siblings.index] -= sequences
 
     def check_model(self, name: str | None) -> None:
         """Raise `APIError` when a request names another model."""
@@ -191,8 +195,8 @@ class Service:
     async def drain(self) -> None:
         """Accept no more requests, and wait for those that run as long as the settings allow."""
         self.draining = True
-        deadline = time.monotonic() + self.settings.drain_seconds
-        while self.admitted and time.monotonic() < deadline and self._async.responds:
+        deadline, own = time.monotonic() + self.settings.drain_seconds, self.siblings
+        while own.admitted[own.index] and time.monotonic() < deadline and self._async.responds:
             await asyncio.sleep(DRAIN_STEP)
 
     def abandon(self) -> None:
