@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from peagle import LLM, AsyncLLM, SamplingParams
 from peagle.cli.app import app
+from peagle.completion import Completion
+from peagle.live_request import Prepared
 from peagle.pair import bundled
 from peagle.server import auditor as audits
 from peagle.server.auditor import Auditor
@@ -111,3 +113,46 @@ def test_an_audit_that_cannot_tell_damage_does_not_begin(
 
     asyncio.run(run())
     assert "the self-test found margins of 0.00 in a healthy answer" in caplog.text
+
+
+def test_an_audit_whose_engine_ends_is_dropped_and_the_next_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(audits, "IDLE", 0.0)
+
+    async def run() -> None:
+        server = Server(tmp_path)
+        complete, scored = server.llm.complete, []
+
+        async def lose_third(request: Prepared) -> Completion:
+            done = await complete(request)
+            scored.extend([done] if request.params.prompt_logprobs else [])
+            lost = len(scored) == 3 and done is scored[-1]  # the test of itself scores two
+            return replace(done, prompt_logprobs=(), failure="it ended") if lost else done
+
+        await server.answer()
+        await server.answer()
+        monkeypatch.setattr(server.llm, "complete", lose_third)
+        async with server.auditing():
+            await server.until(lambda: server.count("equal") == 1)
+        assert server.count("dropped") == 1
+        server.llm.close()
+
+    asyncio.run(run())
+    assert "the audit ended early: it ended" in caplog.text
+
+
+def test_a_finding_that_no_file_can_keep_is_told_and_acted_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(audits, "IDLE", 0.0)
+
+    async def run() -> None:
+        server = Server(tmp_path / "removed")
+        await server.answer(damaged)
+        async with server.auditing():
+            await server.until(lambda: server.findings > 0)
+        server.llm.close()
+
+    asyncio.run(run())
+    assert re.search(r"differs at token 12 .*json cannot be written: No such file", caplog.text)

@@ -4,6 +4,7 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -210,3 +211,11 @@ def test_the_log_has_a_line_of_figures_of_traffic(server: Running, client: OpenA
         r"KV cache \d+% used, \d+% of prompts found",
         line,
     )
+
+
+def test_the_line_counts_anew_what_an_engine_that_began_again_found():
+    idle = EngineStats(1, 0, 0.0, 0, prefix_queries=5000, prefix_hits=3000)
+    engine: Any = SimpleNamespace(stats=idle)
+    metrics = Metrics("demo", engine, [DraftTotals([])])
+    engine.stats = replace(idle, prefix_queries=40, prefix_hits=10)
+    assert metrics.line().endswith(" 0% of prompts found")

@@ -14,6 +14,7 @@ from peagle.async_llm import AsyncLLM, EngineClosedError
 from peagle.audit import BOUND, EXACT_BOUND, LAST, AuditCase
 from peagle.completion import Completion
 from peagle.config import SamplingParams
+from peagle.errors import InputError, reason
 from peagle.live_request import Prepared
 from peagle.server.metrics import Metrics
 from peagle.server.settings import ServerSettings
@@ -110,7 +111,12 @@ class Auditor:
                 await work
 
     async def _audit(self, done: Completion, case: AuditCase) -> None:
-        verdict = case.judge(await self._llm.complete(case.scoring), self.bound)
+        try:
+            verdict = case.judge(await self._llm.complete(case.scoring), self.bound)
+        except InputError as error:  # an engine that ends takes one audit with it, not all
+            log.warning(f"request {done.request_id}: {error}")
+            self._count("dropped", done)
+            return
         self._metrics.engines[done.replica].audited = time.monotonic()
         self._count(verdict.result, done)
         replica = done.replica
@@ -128,12 +134,19 @@ class Auditor:
             f"margin {verdict.margins[place]:.2f} (bound {verdict.bound}), seed {case.seed}, "
             f"T={case.temperature}, K={self._llm.llm.k}; decoded again: {cause}"
         )
-        if (folder := self._settings.audit_dump) is not None:
-            path = Path(folder) / f"audit-{time.time_ns()}.json"
-            case.save(path)
-            told += f"; peagle check DRAFTER --target TARGET --replay {path}"
-        log.error(told)
+        log.error(told + self._keep(case))
         self._act()
+
+    def _keep(self, case: AuditCase) -> str:
+        """Write a case where that is asked for. Returns what the log says of it."""
+        if (folder := self._settings.audit_dump) is None:
+            return ""
+        path = Path(folder) / f"audit-{time.time_ns()}.json"
+        try:
+            case.save(path)
+        except OSError as error:  # the finding counts all the same
+            return f"; {path} cannot be written: {reason(error)}"
+        return f"; peagle check DRAFTER --target TARGET --replay {path}"
 
     def _count(self, result: str, done: Completion) -> None:
         self._metrics.count("peagle:audited_requests", 1, result, replica=done.replica)

@@ -114,13 +114,14 @@ class Metrics(Collector):
         seconds, tokens, cycles, drafts, accepted, queries, hits = (
             now - then for now, then in zip(self._seen, before, strict=True)
         )
+        found = max(hits, 0) / max(queries, hits, 1)  # an engine that began again counts from 0
         stats = self._engine.stats
         if not tokens and not stats.running and not stats.waiting:
             return None
         return (
             f"{stats.running} running, {stats.waiting} waiting, {tokens / seconds:.1f} tokens/s, "
             f"AL {1 + accepted / max(drafts, 1):.2f} in {drafts} of {cycles} cycles, "
-            f"KV cache {stats.kv_usage:.0%} used, {hits / max(queries, 1):.0%} of prompts found"
+            f"KV cache {stats.kv_usage:.0%} used, {found:.0%} of prompts found"
         )
 
     def watch(self, request: Prepared, choices: int | None) -> "Watch":
