@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from peagle.config import EngineConfig
-from peagle.errors import InputError
+from peagle.errors import InputError, MemoryShortageError
 
 CPU_KV_CACHE = 1 << 30
 MEMORY, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
@@ -58,12 +58,12 @@ def step_timeout(config: EngineConfig, device: torch.device) -> float:
 
 
 def require_memory(needed: int, device: torch.device, what: str) -> None:
-    """Raise `InputError`, saying what is missing, unless a GPU has `needed` bytes free."""
+    """Raise `MemoryShortageError`, saying what is missing, unless a GPU has `needed` bytes free."""
     if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
     if needed > free:
-        raise InputError(
+        raise MemoryShortageError(
             f"{what} take {gib(needed)} GiB and {gib(free)} of the GPU's {gib(total)} are free: "
             f"{gib(needed - free)} GiB are missing; free them or take a larger GPU"
         )
@@ -99,7 +99,7 @@ def gib(size: int) -> str:
 def kv_cache_memory(config: EngineConfig, device: torch.device, workspace: int = 0) -> int:
     """Bytes for the KV cache, besides the weights and the `workspace` bytes that steps need.
 
-    Raises `InputError` when none are left.
+    Raises `MemoryShortageError` when none are left.
     """
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
@@ -108,7 +108,7 @@ def kv_cache_memory(config: EngineConfig, device: torch.device, workspace: int =
     free, total = torch.cuda.mem_get_info(device)
     left = int(free - (1 - config.gpu_memory_utilization) * total) - workspace
     if left <= 0:
-        raise InputError(
+        raise MemoryShortageError(
             f"{gib(total - free)} of the GPU's {gib(total)} GiB are in use and a step needs "
             f"{gib(workspace)}, which is {gib(-left)} above gpu_memory_utilization "
             f"{config.gpu_memory_utilization}; raise it, or lower max_num_batched_tokens"

@@ -38,6 +38,10 @@ class ContextLengthError(InputError):
         )
 
 
+class MemoryShortageError(InputError):
+    """There is too little memory, which may be enough where nothing else holds any."""
+
+
 def reason(error: Exception) -> str:
     """What an exception says, without the number and the file that the system adds."""
     return getattr(error, "strerror", None) or str(error)

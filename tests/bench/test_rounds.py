@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from peagle.bench.case import Case, Grid, Setup
-from peagle.bench.load import EngineCase, TooLongError, open_case
+from peagle.bench.load import EngineCase, open_case
 from peagle.bench.measures import Measures, Percentiles
 from peagle.bench.pair import METHODS, Pair
 from peagle.bench.prompts import load_sets
@@ -12,7 +12,7 @@ from peagle.bench.rounds import run_engines, take_turns
 from peagle.bench.runs import Failure, Results, Run
 from peagle.bench.workload import PromptWorkload
 from peagle.config import SamplingParams
-from peagle.errors import InputError
+from peagle.errors import InputError, MemoryShortageError
 from peagle.ops.weight import QuantizedWeight
 
 CASES = Grid([1]).cases(METHODS, {method: [2] for method in METHODS})
@@ -109,7 +109,7 @@ def test_engines_that_do_not_fit_together_run_one_after_the_other(workload, open
 
     def crowded(self, setup, concurrency, shared=False):
         if shared and setup.method == "peagle":
-            raise InputError("3.0 GiB are missing. Take a larger GPU")
+            raise MemoryShortageError("3.0 GiB are missing. Take a larger GPU")
         return original(self, setup, concurrency, shared)
 
     monkeypatch.setattr(PromptWorkload, "open", crowded)
@@ -128,10 +128,21 @@ def test_one_engine_that_does_not_fit_is_refused(workload, monkeypatch):
         next(run_engines(workload, CASES[:1], 1))
 
 
+def test_what_no_memory_mends_is_refused_before_any_turn(workload, monkeypatch):
+    def refused(*_):
+        raise InputError("the chat template refuses this")
+
+    monkeypatch.setattr(PromptWorkload, "requests", refused)
+    told = []
+    with pytest.raises(InputError, match="template refuses"):
+        next(run_engines(workload, CASES, 1, warn=told.append))
+    assert not told
+
+
 def test_what_does_not_fit_is_refused_before_any_turn(workload):
     finished = []
     longer = SamplingParams(max_tokens=500, ignore_eos=True)
-    with pytest.raises(TooLongError, match="context holds 512; lower --max-tokens"):
+    with pytest.raises(InputError, match="context holds 512; lower --max-tokens"):
         next(
             run_engines(
                 dataclasses.replace(workload, sampling=longer),

@@ -8,7 +8,7 @@ from peagle.drafters.proposer import Needs
 from peagle.engine import capacity
 from peagle.engine.capacity import capacity_of
 from peagle.engine.kv_cache import kv_bytes_per_token
-from peagle.errors import InputError
+from peagle.errors import MemoryShortageError
 
 
 def seqs(target, tokens: int, **sizes: int) -> int:
@@ -51,7 +51,7 @@ def test_a_number_whose_steps_leave_no_memory_is_not_chosen(
     def left(config: EngineConfig, device: torch.device, workspace: int) -> int:
         asked.append(workspace)
         if len(asked) < 3:
-            raise InputError("nothing is left")
+            raise MemoryShortageError("nothing is left")
         return 256 << 20
 
     monkeypatch.setitem(capacity.MOST_SEQS, "cpu", 512)

@@ -59,10 +59,6 @@ class Workload(Protocol):
         """How messages name a request."""
 
 
-class TooLongError(InputError):
-    """A conversation does not fit into the context."""
-
-
 def drive(
     llm: LLM,
     requests: Sequence[Exchange],
@@ -119,7 +115,7 @@ class EngineCase:
 
 
 def open_case(workload: Workload, llm: LLM, case: Case) -> EngineCase:
-    """Warm up `llm` for a case. Raises `TooLongError` if the longest conversation does not fit."""
+    """Warm up `llm` for a case. Raises `InputError` if the longest conversation does not fit."""
     requests = workload.requests(case, llm.tokenizer)
     _check_length(llm, workload, case, requests)
     first = [_first_tokens(request) for request in requests[: case.concurrency]]
@@ -136,7 +132,7 @@ def _check_length(llm: LLM, workload: Workload, case: Case, requests: Sequence[E
     longest = max(requests, key=lambda request: request.most_tokens)
     if longest.most_tokens > llm.engine.max_length:
         to_follow = longest.turns * longest.params.max_tokens
-        raise TooLongError(
+        raise InputError(
             f"{workload.place(case, requests.index(longest))} has "
             f"{longest.most_tokens - to_follow} tokens and {to_follow} are to follow, but the "
             f"context holds {llm.engine.max_length}; lower --max-tokens or shorten the prompt"

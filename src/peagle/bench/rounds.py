@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 
 from peagle.bench.case import Case, Setup
-from peagle.bench.load import EngineCase, TooLongError, Workload, open_case
+from peagle.bench.load import EngineCase, Workload, open_case
 from peagle.bench.runs import Failure, Run
-from peagle.errors import InputError
+from peagle.errors import InputError, MemoryShortageError
 
 Tick = Callable[[], None]
 """Called after each request."""
@@ -65,9 +65,7 @@ def run_engines(
     workload.load(setups)
     try:
         ready = open_cases(workload, cases)
-    except TooLongError:
-        raise
-    except (InputError, torch.OutOfMemoryError) as error:
+    except (MemoryShortageError, torch.OutOfMemoryError) as error:
         refusal = InputError(str(error).partition(". ")[0])
     else:
         yield from take_turns(ready, rounds, on_finish)

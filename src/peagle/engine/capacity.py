@@ -15,7 +15,7 @@ from peagle.engine.cache_shape import SEQ_TOKENS, CacheShape
 from peagle.engine.fixed_memory import fixed_bytes
 from peagle.engine.kv_cache import kv_dtype
 from peagle.engine.step import MOST_UNSEEN
-from peagle.errors import InputError
+from peagle.errors import MemoryShortageError
 from peagle.models.decoder import Decoder
 from peagle.models.loading import check_length
 
@@ -72,7 +72,7 @@ class Capacity:
 
 
 def capacity_of(target: Decoder, needs: Needs, k: int, config: EngineConfig) -> Capacity:
-    """Divide the memory. Raises `InputError` when it cannot hold one sequence."""
+    """Divide the memory. Raises `MemoryShortageError` when it cannot hold one sequence."""
     device = target.embed.weight.device
     rows, shape = batched_tokens(config, device), cache_shape(target, needs, k, config)
     missed = _missed(target, needs) if config.draft_length == "auto" else 0
@@ -116,7 +116,7 @@ def _num_seqs(shape: CacheShape, memory: Callable[[int], int], most: int) -> int
     """Requests at once where no number was given: halved until the cache holds enough of each."""
     num_seqs = most
     while num_seqs > FEWEST_SEQS:
-        with contextlib.suppress(InputError):  # no memory is left besides the workspace
+        with contextlib.suppress(MemoryShortageError):  # no memory is left besides the workspace
             if memory(num_seqs) >= shape.needed(num_seqs, min(SEQ_TOKENS, shape.longest)):
                 break
         num_seqs //= 2
@@ -152,7 +152,7 @@ def _max_length(target: Decoder, config: EngineConfig, num_blocks: int, memory: 
     if wanted > held:
         needed = -(-wanted // config.block_size) * (memory / max(num_blocks, 1))
         about = f" (about {needed / 2**20:.0f} MiB)" if num_blocks else ""
-        raise InputError(
+        raise MemoryShortageError(
             f"the KV cache holds {held} tokens, one sequence needs {wanted}{about}; raise "
             "kv_cache_memory or lower max_model_len"
         )
