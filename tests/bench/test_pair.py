@@ -1,9 +1,12 @@
 from dataclasses import replace
 
 import pytest
+from transformers import LlamaConfig
 
 from peagle.bench.pair import METHODS, Pair, choose_pair
+from peagle.drafters.diagnosis import diagnose
 from peagle.errors import InputError
+from peagle.pair import bundled
 
 NO_DRAFTERS = {"eagle3": None, "peagle": None}
 
@@ -55,3 +58,14 @@ def test_drafts_of_every_drafter_branch_and_lookups_do_not():
     chains = replace(pair, branching=("peagle",)).speculation("eagle3", 7)
     assert chains is not None
     assert chains.num_tree_nodes is None
+
+
+def test_the_shipped_chat_drafter_fits_its_target(tmp_path):
+    """SmolLM2-135M-Instruct's sizes."""
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
+    target = LlamaConfig(vocab_size=49152, architectures=["LlamaForCausalLM"], **sizes, **heads)
+    target.save_pretrained(tmp_path)
+    found = diagnose(bundled("chat"), tmp_path)
+    assert found.problems == ()
+    assert found.facts["method"].startswith("P-EAGLE")

@@ -73,7 +73,7 @@ class Scene(NamedTuple):
 
 
 CODE = Scene("bundled", shown=2, compared=8, max_tokens=160, k=5, nodes=7, about=PYTHON)
-CHAT = Scene("chat", shown=4, compared=4, max_tokens=100, k=5, nodes=7, about=SMOLLM)
+CHAT = Scene("chat", shown=5, compared=5, max_tokens=100, k=3, nodes=5, about=SMOLLM)
 
 
 def demo(

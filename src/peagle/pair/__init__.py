@@ -1,4 +1,4 @@
-"""The bundled pair: a small target and a drafter of each method."""
+"""The bundled pair: a small target and a drafter of each method; and a drafter for chats."""
 
 from pathlib import Path
 
