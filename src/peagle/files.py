@@ -126,7 +126,7 @@ def read_yaml(path: Path) -> dict[Any, Any]:
 
 def refuse_existing(path: Path, force: bool) -> None:
     """Raise `InputError` for a file that exists, unless the user gave `--force`."""
-    if not force and Path(os.path.expanduser(path)).is_file():
+    if not force and os.path.isfile(os.path.expanduser(path)):
         raise InputError(f"{path} exists; give another name, or --force to replace it")
 
 

@@ -126,6 +126,28 @@ def test_a_target_that_cannot_be_used(refused, bad, target, complaint):
     assert complaint in refused("generate", "--target", bad / target, "--prompt", "x")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["generate", "", "--prompt", "x"],
+        ["generate", "--drafter", "", "--prompt", "x"],
+        ["serve", ""],
+        ["bench", "", "--limit", "1"],
+        ["check", ""],
+    ],
+)
+def test_an_empty_name_is_not_that_of_the_bundled_pair(refused, command):
+    """As that of a shell's variable which is not set."""
+    assert "name is empty" in refused(*command)
+
+
+@pytest.mark.parametrize("flag", ["--json", "--report"])
+def test_places_for_results_whose_names_are_too_long(refused, pair, flag):
+    name = "n" * 300
+    command = ["bench", "--target", pair.target, "--peagle", pair.peagle]
+    assert f"{name} cannot be written: " in refused(*command, "--methods", "peagle", flag, name)
+
+
 def test_logits_that_are_no_numbers(peagle, pair, bad, tmp_path):
     """From finite weights, so that it shows only in the run."""
     asked = ("generate", "--target", bad / "huge", "--prompt", "x")

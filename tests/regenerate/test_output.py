@@ -108,7 +108,11 @@ def test_a_torn_first_line_is_begun_again(tmp_path: Path):
 
 def test_a_place_that_cannot_be_written(tmp_path: Path):
     absent = tmp_path / "absent" / "out.jsonl"
-    for path, why in ((tmp_path, "Is a directory"), (absent, "No such file or directory")):
+    for path, why in (
+        (tmp_path, "Is a directory"),
+        (absent, "No such file or directory"),
+        (tmp_path / ("n" * 300), "File name too long"),
+    ):
         with pytest.raises(InputError, match=f"cannot be written: {why}"):
             Output(path, BY, with_ids=False)
 

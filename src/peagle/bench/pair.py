@@ -11,7 +11,7 @@ from peagle.drafters.mtp import is_mtp
 from peagle.drafters.network import NetworkConfig
 from peagle.errors import InputError
 from peagle.models.weights import model_directory
-from peagle.pair import bundled
+from peagle.pair import or_bundled
 from peagle.speculative_config import (
     LONGEST_MATCH,
     SHORTEST_MATCH,
@@ -111,5 +111,5 @@ def choose_pair(
             raise InputError(f"method {method} needs a drafter: give --drafter DIR")
         if target is not None and given is None:
             raise InputError(f"method {method} needs a drafter for {target}: give --{method} DIR")
-        chosen[method] = given or str(bundled(method))
-    return Pair(target or str(bundled("target")), chosen)
+        chosen[method] = or_bundled(given, method)
+    return Pair(or_bundled(target, "target"), chosen)

@@ -21,7 +21,7 @@ from peagle.cli.options import BothDrafters, Target, Threads, use_threads
 from peagle.cli.progress import progress_bar
 from peagle.cli.tables import print_table
 from peagle.errors import InputError
-from peagle.pair import bundled
+from peagle.pair import or_bundled
 
 if TYPE_CHECKING:
     from peagle.bench.pair import Pair
@@ -124,7 +124,7 @@ def _pair(target: str | None, drafters: BothDrafters, chat: bool, wheel: Path | 
     if chat and target is None:
         from peagle.bench.smollm2 import kept_target
 
-        given["peagle"] = given["peagle"] or str(bundled("chat"))
+        given["peagle"] = or_bundled(given["peagle"], "chat")
         target = str(kept_target(wheel))
     methods = METHODS if given["eagle3"] or not chat else ("none", "peagle")
     return choose_pair(methods, target, given)

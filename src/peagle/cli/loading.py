@@ -10,7 +10,7 @@ from peagle.cli.interrupts import at_once
 from peagle.cli.options import NamedDrafter, one_of
 from peagle.config import ChatConfig, EngineConfig
 from peagle.errors import ConfigError, InputError
-from peagle.pair import bundled
+from peagle.pair import or_bundled
 from peagle.speculative_config import SpeculativeConfig, speculative_values
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ def choose_speculation(target: str | None, drafting: NamedDrafter) -> Speculativ
     if drafting.speculative_config is not None:
         return read_speculation(drafting.speculative_config)
     drafter, k = drafting.drafter, drafting.k
-    if drafter is None and target:
+    if drafter is None and target is not None:
         if k is not None:
             raise InputError("--k needs --drafter, since the target is not the bundled one")
         return None
-    return SpeculativeConfig(model=drafter or str(bundled("peagle")), num_speculative_tokens=k)
+    return SpeculativeConfig(model=or_bundled(drafter, "peagle"), num_speculative_tokens=k)
 
 
 def named_pair(target: str | None, drafting: NamedDrafter) -> tuple[str | None, NamedDrafter]:
@@ -73,7 +73,7 @@ def as_chats(prompts: "Sequence[Prompt]", target: str | None) -> "list[Prompt]":
     from peagle.models.tokenizer import load_tokenizer
     from peagle.models.weights import model_directory
 
-    place = model_directory(target or str(bundled("target")))
+    place = model_directory(or_bundled(target, "target"))
     if load_tokenizer(place).chat_template is None:
         raise InputError(f"{place} has no chat template; leave out --chat to give it plain text")
     return [prompt.as_chat() for prompt in prompts]
@@ -94,7 +94,8 @@ def load_llm(
     """
     from peagle.llm import LLM
 
-    llm = LLM(target or bundled("target"), speculation, config, chat, own_process, replicas, fronts)
+    place = or_bundled(target, "target")
+    llm = LLM(place, speculation, config, chat, own_process, replicas, fronts)
     if llm.beyond_training:
         typer.echo(f"peagle: warning: {llm.beyond_training}", err=True)
     if speculation is not None and speculation.synthetic_acceptance_rates is not None:

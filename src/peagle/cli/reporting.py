@@ -1,5 +1,6 @@
 """The flags of what a measurement writes beside the terminal."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -47,8 +48,8 @@ class Reporting(Flags):
             refuse_existing(self.result, self.force)
         if self.report is None:
             return None
-        place = self.report.expanduser()
-        if place.exists() and not self.force:
+        place = Path(os.path.expanduser(self.report))
+        if os.path.exists(place) and not self.force:
             raise InputError(f"{place} exists; give another name, or --force to replace its files")
         try:
             import matplotlib  # noqa: F401 (a long run learns now that it cannot draw)

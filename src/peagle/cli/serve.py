@@ -26,7 +26,7 @@ from peagle.cli.vllm_command import Command, read_command
 from peagle.config import ChatConfig, EngineConfig
 from peagle.configuration import PositiveInt, parse_json_option
 from peagle.errors import InputError, lacking, reason
-from peagle.pair import bundled
+from peagle.pair import bundled, or_bundled
 from peagle.server import sagemaker
 from peagle.server.settings import ServerSettings
 from peagle.speculative_config import METHODS, SpeculativeConfig, speculative_values
@@ -311,7 +311,7 @@ def _start_vllm(
         environment[VLLM_KEEP_ALIVE] = keep_alive[0]
     if secret is not None:
         environment["VLLM_API_KEY"] = secret
-    whole = vllm_command(target or str(bundled("target")), stated, flags, command.vllms)
+    whole = vllm_command(or_bundled(target, "target"), stated, flags, command.vllms)
     become(whole, environment)
 
 

@@ -124,6 +124,8 @@ def model_directory(name: str, weights: bool = True, revision: str | None = None
     Without `weights` only the other files are fetched from the hub. revision: the hub's branch, tag
     or commit. Raises `InputError` when it is neither.
     """
+    if not name:
+        raise InputError("a model's name is empty; give its directory or hub id")
     try:
         path = Path(name).expanduser()
         if path.is_dir():

@@ -19,3 +19,8 @@ def bundled(name: str) -> Path:
             f"train it with recipes/{'smollm2' if name == 'chat' else 'demo'}, or give your own"
         )
     return directory
+
+
+def or_bundled(given: str | None, name: str) -> str:
+    """What is given, be it an empty name, which is an error and not the bundled one."""
+    return str(bundled(name)) if given is None else given

@@ -18,11 +18,12 @@ def read_lines(path: Path, beginning: str) -> Iterator[tuple[str, Any]]:
     Once all are read, an unfinished last line is removed. beginning: how every line begins. Raises
     `InputError` for a file that cannot be written or has no such line.
     """
-    if not path.exists() and os.access(path.parent, os.W_OK):
-        return
     kept = 0
     try:
-        with path.open("rb+") as lines:
+        if not path.exists() and os.access(path.parent, os.W_OK):
+            return
+        with path.open("ab+") as lines:  # which tells why a new file cannot be made
+            lines.seek(0)
             for number, line in enumerate(lines, start=1):
                 place = f"{path}:{number}"
                 if line.endswith(b"\n"):

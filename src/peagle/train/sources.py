@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -79,12 +80,12 @@ def _load_dataset(name: str, split: str) -> Iterable[dict[str, Any]]:
     from datasets import load_dataset, load_from_disk  # slow to import, and an extra
 
     rows: Iterable[dict[str, Any]]
-    if Path(name).is_file():
+    if os.path.isfile(name):
         kind = LOADERS.get(Path(name).suffix)
         if kind is None:
             raise ValueError(f"give a directory, or a file of {', '.join(LOADERS)}")
         rows = load_dataset(kind, data_files={split: name}, split=split, streaming=True)
-    elif (Path(name) / "state.json").is_file():
+    elif os.path.isfile(Path(name) / "state.json"):
         rows = load_from_disk(name)
     else:
         rows = load_dataset(name, split=split, streaming=True)
