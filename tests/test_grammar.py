@@ -210,6 +210,16 @@ def test_a_grammar_that_takes_too_long_a_token_ends_its_request(llm: LLM):
     assert done.failure.startswith("structured outputs: ")
 
 
+def test_what_rules_and_form_leave_nothing_for_is_not_shown(llm: LLM):
+    form = StructuredOutputs(choice=("ok",))
+    [told] = llm.generate([PROMPT], SamplingParams(structured_outputs=form))
+    how = SamplingParams(structured_outputs=form, bad_words=("o", "ok"), logprobs=1)
+    [done] = llm.generate([PROMPT], how)
+    assert told.text == "ok"
+    assert (done.finish_reason, done.text, done.token_ids) == ("error", "", ())
+    assert not done.logprobs
+
+
 def test_drafts_alone_make_no_grammar_too_complex(llm: LLM):
     """They reach states that the output, cut at its length, never does."""
     grammar = StructuredOutputs(grammar="start: e\ne: /./ | e e | e e e")

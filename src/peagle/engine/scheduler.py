@@ -291,6 +291,7 @@ class Scheduler:
             reason = self._meet_nan(request)
         elif request.constraint is not None and request.constraint.failure:
             request.failure, reason = request.constraint.failure, "error"
+            new = ()  # some of them may be what the constraint forbids
         if reason is not None:
             self.abort(request.id, reason)
         return RequestOutput(
