@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from packed_targets import FORMS, pack_target
+from packed_targets import FORMS, Form, pack_target
 from safetensors.torch import load_file, save_file
 
 from peagle.config import SamplingParams
@@ -197,6 +197,26 @@ def test_an_order_of_inputs_that_is_none_is_read(tmp_path: Path):
         tensors[name.replace("qweight", "g_idx")] = order.int()
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     torch.testing.assert_close(logits(directory), logits(twin), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["W4A16_NVFP4", "W4A8_NVFP4_FP8"])
+def test_a_scale_of_two_blocks_is_each_ones(tmp_path: Path, algorithm: str):
+    """As modelopt writes groups of 32 inputs in NVFP4."""
+    directory, form = target(tmp_path), FORMS["nvfp4 of modelopt, the head too"]
+    pack_target(directory, Form({**form.settings, "quant_algo": algorithm}, form.layout))
+    file = directory / "model.safetensors"
+    wide = {
+        name: tensor[:, ::2].contiguous() if name.endswith("weight_scale") else tensor
+        for name, tensor in load_file(file).items()
+    }
+    twice = {
+        name: tensor.repeat_interleave(2, 1) if name.endswith("weight_scale") else tensor
+        for name, tensor in wide.items()
+    }
+    save_file(twice, file, {"format": "pt"})
+    expected = logits(directory)
+    save_file(wide, file, {"format": "pt"})
+    torch.testing.assert_close(logits(directory), expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("beside", ["FP8", "MIXED_PRECISION", "W4A8_AWQ"])

@@ -221,6 +221,7 @@ ALGORITHMS: dict[str, Layout] = {
     "FP8_BLOCK_SCALES": Fp8(("weight_scale",), "block", (128, 128)),
     "NVFP4": fp4.MODELOPT,
     "W4A16_NVFP4": fp4.MODELOPT,
+    "W4A8_NVFP4_FP8": fp4.MODELOPT,
 }
 """modelopt's, by `quant_algo`."""
 

@@ -49,6 +49,13 @@ class Fp4(Layout):
         numbers = (*scales, block // 2) if self.by_block else (*leading, depth // 2)
         return (numbers, scales, (1,))[: len(self.names)]
 
+    def fits(self, end: str, shape: Shape, expected: Shape) -> bool:
+        """Several blocks may share a scale."""
+        shared = end == self.names[1] and len(shape) == len(expected) and shape[-1] > 0
+        return super().fits(end, shape, expected) or (
+            shared and tuple(shape[:-1]) == expected[:-1] and expected[-1] % shape[-1] == 0
+        )
+
     def others(self, outputs: int, scales: int) -> int:
         return torch.float32.itemsize * outputs if len(self.names) == 3 else 0
 
@@ -58,6 +65,8 @@ class Fp4(Layout):
     def read(self, tensors: Sequence[Tensor], block: tuple[int, int]) -> Part:
         numbers, scales, *factor = tensors
         packed = numbers.flatten(-2) if self.by_block else numbers
+        blocks = 2 * packed.shape[-1] // self.format.block
+        scales = scales.repeat_interleave(blocks // scales.shape[-1], -1)
         if not factor:
             return Part(packed, scales)
         if not bool((factor[0] > 0).all()):
