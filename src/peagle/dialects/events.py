@@ -46,7 +46,8 @@ class CallEnd:
     """The newest call is complete."""
 
 
-Event = Reasoning | Content | CallBegin | CallArguments | CallEnd
+CallEvent = CallBegin | CallArguments | CallEnd
+Event = Reasoning | Content | CallEvent
 TEXTS: tuple[Any, ...] = (Reasoning, Content, CallArguments)
 """Events of which several in a row say no more than one."""
 

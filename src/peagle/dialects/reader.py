@@ -3,15 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from peagle.detokenizer import Detokenizer
-from peagle.dialects.events import (
-    CallArguments,
-    CallBegin,
-    CallEnd,
-    Content,
-    Event,
-    Message,
-    joined,
-)
+from peagle.dialects.events import CallBegin, CallEvent, Content, Event, Message, joined
 from peagle.dialects.markers import Markers, SpelledMarkers
 from peagle.dialects.parser import Parser, Section
 from peagle.stop_strings import StopStrings
@@ -190,6 +182,5 @@ class Reader:
             # what is too much is read all the same: the parser has to know where it ends
             self._surplus = self._calls == self._most_calls
             self._calls += not self._surplus
-        of_call = isinstance(event, CallBegin | CallArguments | CallEnd)
-        if not (of_call and self._surplus):
+        if not (isinstance(event, CallEvent) and self._surplus):
             self._events.append(event)

@@ -20,7 +20,7 @@ from peagle.server.answer import Choices
 from peagle.server.body import tell_once
 from peagle.server.delivery import Answer, Json, deliver
 from peagle.server.errors import APIError
-from peagle.server.messages import MessageBody
+from peagle.server.messages import MessageBody, tool_call
 from peagle.server.protocol import ChatBody
 from peagle.server.sampling import sampling_params, structured_outputs
 from peagle.server.service import Job, Service
@@ -102,7 +102,7 @@ class ChatChoices(Choices):
             message |= self._thoughts(said.reasoning, said.content)
         if said.calls:
             message["tool_calls"] = [
-                _call(call.id, call.name, call.arguments) for call in said.calls
+                tool_call(call.id, call.name, call.arguments) for call in said.calls
             ]
         if said.calls or said.reasoning:
             message["content"] = message["content"] or None
@@ -149,7 +149,7 @@ class ChatChoices(Choices):
             case CallBegin(name, identifier):
                 self._calls[index] += 1
                 place = {"index": self._calls[index] - 1}
-                return {"tool_calls": [place | _call(identifier, name, "")]}
+                return {"tool_calls": [place | tool_call(identifier, name, "")]}
             case CallArguments(text):
                 place = {"index": self._calls[index] - 1}
                 return {"tool_calls": [place | {"function": {"arguments": text}}]}
@@ -184,11 +184,6 @@ class ChatChoices(Choices):
     def _scored(self, token: int, score: float) -> Json:
         name, data = self._tokens.name(token), self._tokens.data(token)
         return {"token": name, "logprob": json_score(score), "bytes": list(data)}
-
-
-def _call(identifier: str, name: str, arguments: str) -> Json:
-    function = {"name": name, "arguments": arguments}
-    return {"id": identifier, "type": "function", "function": function}
 
 
 def _reason(completion: Completion) -> str:

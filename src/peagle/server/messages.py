@@ -1,5 +1,6 @@
 """The messages of a conversation, in every form in which clients send or send back one."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, model_validator
@@ -114,3 +115,19 @@ class MessageBody(Body):
             "reasoning_content": next((one for one in thoughts if isinstance(one, str)), None),
         }
         return {key: value for key, value in turn.items() if value is not None}
+
+
+def tool_call(identifier: str, name: str, arguments: Any) -> dict[str, Any]:
+    """One of an assistant message's calls, as JSON."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": identifier, "type": "function", "function": function}
+
+
+def assistant_message(
+    text: str, thoughts: Sequence[str], calls: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """What an assistant said in one turn, as JSON."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if any(thoughts):
+        message["reasoning_content"] = "\n".join(thoughts)
+    return message | ({"tool_calls": calls} if calls else {})

@@ -1,7 +1,7 @@
 """Content blocks: how each looks, and what a stream tells of it as it grows."""
 
-from abc import abstractmethod
 from collections.abc import Iterator
+from typing import ClassVar
 
 from peagle.dialects.events import CallBegin, Event, Reasoning
 from peagle.models.chat_template import readable_object
@@ -11,6 +11,9 @@ from peagle.server.parts import AnswerPart
 
 class ContentBlock(AnswerPart):
     """One block."""
+
+    delta: ClassVar[tuple[str, str]]
+    """The type under which a stream tells more of its text, and the field with it."""
 
     def __init__(self, index: int) -> None:
         self._index, self._text = index, ""
@@ -22,15 +25,12 @@ class ContentBlock(AnswerPart):
     def add(self, text: str) -> Iterator[Json]:
         """More text."""
         self._text += text
-        yield self._told(self._delta(text))
+        kind, field = self.delta
+        yield self._told({"type": kind, field: text})
 
     def end(self, cut: bool) -> Iterator[Json]:
         """That nothing follows."""
         yield {"type": "content_block_stop", "index": self._index}
-
-    @abstractmethod
-    def _delta(self, text: str) -> Json:
-        """More text, as a stream tells it."""
 
     def _told(self, delta: Json) -> Json:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
@@ -39,17 +39,18 @@ class ContentBlock(AnswerPart):
 class TextOutput(ContentBlock):
     """Content."""
 
+    delta = "text_delta", "text"
+
     @property
     def shown(self) -> Json:
         """The block as it is now."""
         return {"type": "text", "text": self._text}
 
-    def _delta(self, text: str) -> Json:
-        return {"type": "text_delta", "text": text}
-
 
 class ThinkingOutput(ContentBlock):
     """Thoughts. Clients send back only those that have a signature; nothing is proved by it."""
+
+    delta = "thinking_delta", "thinking"
 
     def __init__(self, index: int, signature: str) -> None:
         super().__init__(index)
@@ -66,12 +67,11 @@ class ThinkingOutput(ContentBlock):
         yield self._told({"type": "signature_delta", "signature": self._signature})
         yield from super().end(cut)
 
-    def _delta(self, text: str) -> Json:
-        return {"type": "thinking_delta", "thinking": text}
-
 
 class ToolUseOutput(ContentBlock):
     """A call."""
+
+    delta = "input_json_delta", "partial_json"
 
     def __init__(self, index: int, call: CallBegin) -> None:
         super().__init__(index)
@@ -82,9 +82,6 @@ class ToolUseOutput(ContentBlock):
         """The call with as much of its arguments as can be read."""
         head = {"type": "tool_use", "id": self._call.id, "name": self._call.name}
         return {**head, "input": readable_object(self._text)}
-
-    def _delta(self, text: str) -> Json:
-        return {"type": "input_json_delta", "partial_json": text}
 
 
 def block(signature: str, index: int, opened: Event) -> ContentBlock:

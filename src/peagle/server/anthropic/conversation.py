@@ -14,6 +14,7 @@ from peagle.server.anthropic.body import (
     Turn,
 )
 from peagle.server.delivery import Json
+from peagle.server.messages import assistant_message, tool_call
 
 TEXTS = TextBlock | ToolReferenceBlock
 """Blocks with a text for the model."""
@@ -81,17 +82,10 @@ def _messages(turn: Turn) -> Iterator[Json]:
 
 
 def _assistant(blocks: Sequence[Block]) -> Json:
-    message: Json = {"role": "assistant", "content": _text(blocks)}
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
-    if any(thoughts):
-        message["reasoning_content"] = "\n".join(thoughts)
-    calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
-    return message | ({"tool_calls": calls} if calls else {})
-
-
-def _call(block: ToolUseBlock) -> Json:
-    function = {"name": block.name, "arguments": block.input}
-    return {"id": block.id, "type": "function", "function": function}
+    calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
+    told = [tool_call(call.id, call.name, call.input) for call in calls]
+    return assistant_message(_text(blocks), thoughts, told)
 
 
 def _said(role: str, blocks: Sequence[Block]) -> Iterator[Json]:

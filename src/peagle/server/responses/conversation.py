@@ -2,10 +2,12 @@
 
 import base64
 import binascii
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from peagle.server.delivery import Json
+from peagle.server.messages import assistant_message, tool_call
 from peagle.server.responses.body import (
     AllowedChoice,
     CallOutputItem,
@@ -91,60 +93,39 @@ def _messages(body: ResponsesBody) -> Iterator[Json]:
     if isinstance(body.input, str):
         yield {"role": "user", "content": body.input}
         return
-    turn = _AssistantTurn()
-    for item in body.input:
-        message = _message(item)
-        if message is None:
-            turn.add(item)
-        else:
-            yield from turn.taken()
-            yield message
-    yield from turn.taken()
+    for is_answer, together in itertools.groupby(body.input, _is_of_answer):
+        items = [*together]
+        yield from [_answer(items)] if is_answer else map(_message, items)
 
 
-def _message(item: Item) -> Json | None:
-    """What the client's side says; None for an item of the assistant's, or of nobody's."""
-    match item:
-        case MessageItem(role=role) if role != "assistant":
-            return {"role": role, "content": text_of(item.content)}
-        case CallOutputItem():
-            told = text_of(item.output, between="\n")
-            return {"role": "tool", "tool_call_id": item.call_id, "content": told}
-    return None
+def _is_of_answer(item: Item) -> bool:
+    """Whether an item is part of an answer, rather than what the client's side says."""
+    if isinstance(item, MessageItem):
+        return item.role == "assistant"
+    return not isinstance(item, CallOutputItem)
 
 
-class _AssistantTurn:
-    """The items of one answer, as they come."""
+def _message(item: Any) -> Json:
+    """What the client's side says: a message, or the result of a call."""
+    if isinstance(item, MessageItem):
+        return {"role": item.role, "content": text_of(item.content)}
+    told = text_of(item.output, between="\n")
+    return {"role": "tool", "tool_call_id": item.call_id, "content": told}
 
-    def __init__(self) -> None:
-        self._thoughts: list[str] = []
-        self._texts: list[str] = []
-        self._calls: list[Json] = []
 
-    def add(self, item: Item) -> None:
-        """Take the next item of the answer."""
-        match item:
-            case MessageItem():
-                self._texts.append(text_of(item.content))
-            case ReasoningItem():
-                said = text_of(item.content) or _decoded(item.encrypted_content)
-                self._thoughts.append(said or text_of(item.summary))
-            case FunctionCallItem():
-                self._call(item, item.arguments)
-            case CustomCallItem():
-                self._call(item, {INPUT: item.input or ""})
+def _answer(items: Sequence[Item]) -> Json:
+    texts = [text_of(item.content) for item in items if isinstance(item, MessageItem)]
+    thoughts = [_thoughts(item) for item in items if isinstance(item, ReasoningItem)]
+    calls = [_call(item) for item in items if isinstance(item, FunctionCallItem | CustomCallItem)]
+    return assistant_message("\n".join(texts), thoughts, calls)
 
-    def taken(self) -> Iterator[Json]:
-        """The message of the items so far, if there are any; the next turn begins."""
-        if self._thoughts or self._texts or self._calls:
-            message: Json = {"role": "assistant", "content": "\n".join(self._texts)}
-            if any(self._thoughts):
-                message["reasoning_content"] = "\n".join(self._thoughts)
-            if self._calls:
-                message["tool_calls"] = self._calls
-            yield message
-        self._thoughts, self._texts, self._calls = [], [], []
 
-    def _call(self, item: FunctionCallItem | CustomCallItem, arguments: Any) -> None:
-        function = {"name": _flat(item), "arguments": arguments}
-        self._calls.append({"id": item.call_id, "type": "function", "function": function})
+def _thoughts(item: ReasoningItem) -> str:
+    said = text_of(item.content) or _decoded(item.encrypted_content)
+    return said or text_of(item.summary)
+
+
+def _call(item: FunctionCallItem | CustomCallItem) -> Json:
+    if isinstance(item, CustomCallItem):
+        return tool_call(item.call_id, _flat(item), {INPUT: item.input or ""})
+    return tool_call(item.call_id, _flat(item), item.arguments)

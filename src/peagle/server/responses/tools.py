@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from peagle.dialects.arguments import CHARACTERS
 from peagle.server.responses.body import AnyTool, CustomTool, FunctionTool, NamespaceTool
 
 INPUT = "input"
@@ -17,13 +18,6 @@ INPUT_SCHEMA = {
     "additionalProperties": False,
 }
 BEFORE_INPUT = re.compile(rf'\s*{{\s*"{INPUT}"\s*:\s*"')
-HIGH, LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-"""Halves of a character."""
-CHARACTERS = re.compile(
-    r'(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|'
-    rf"{HIGH}{LOW}|{LOW}|{HIGH}(?=[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F]))*"
-)
-"""Whole characters of a JSON string, and halves that stand alone."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,10 @@ class Tools:
 
     def __init__(self, tools: Sequence[AnyTool]) -> None:
         described = list(_described(tools, None))
-        self.functions = [function for _, function in described]
+        self.functions = [
+            {"type": "function", "function": {"name": name.flat, **fields}}
+            for name, fields in described
+        ]
         """As chat completions take them."""
         self._names = {name.flat: name for name, _ in described}
 
@@ -69,7 +66,7 @@ class CustomInput:
             self._begun, self._held = True, self._held[head.end() :]
         if not self._begun or self._ended:
             return ""
-        whole = CHARACTERS.match(self._held)
+        whole = CHARACTERS['"'].match(self._held)
         assert whole is not None  # perhaps of nothing
         text, self._held = whole[0], self._held[whole.end() :]
         self._ended = self._held.startswith('"')
@@ -84,29 +81,17 @@ class CustomInput:
 def _described(
     tools: Sequence[AnyTool], namespace: str | None
 ) -> Iterator[tuple[ToolName, dict[str, Any]]]:
+    """The tools by their names, each with its function's other fields."""
     for tool in tools:
         match tool:
             case NamespaceTool():
                 yield from _described(tool.tools, tool.name)
             case FunctionTool():
-                name = ToolName(tool.name, namespace)
-                yield name, _function(name, tool.description, tool.parameters, tool.strict)
+                fields = tool.model_dump(exclude_none=True, exclude={"type", "name"})
+                yield ToolName(tool.name, namespace), fields
             case CustomTool():
                 name = ToolName(tool.name, namespace, custom=True)
-                yield name, _function(name, _with_grammar(tool), INPUT_SCHEMA, None)
-
-
-def _function(
-    name: ToolName, description: str | None, parameters: dict[str, Any] | None, strict: bool | None
-) -> dict[str, Any]:
-    function = {
-        "name": name.flat,
-        "description": description,
-        "parameters": parameters,
-        "strict": strict,
-    }
-    given = {key: value for key, value in function.items() if value is not None}
-    return {"type": "function", "function": given}
+                yield name, {"description": _with_grammar(tool), "parameters": INPUT_SCHEMA}
 
 
 def _with_grammar(tool: CustomTool) -> str | None:
