@@ -302,3 +302,11 @@ def test_a_full_context_is_said_by_both(llm: AsyncLLM, url: str):
 
     with pytest.raises(NoAnswerError, match="maximum context length is 64 tokens"):
         asyncio.run(by_endpoint())
+
+
+def test_a_text_too_long_for_any_context_is_one_without_an_answer(llm: AsyncLLM):
+    """It is refused before it is encoded; the others are answered all the same."""
+    answerer, text = EngineAnswerer(llm), "word " * 100_000
+    for asked in (answerer.complete(text, PARAMS), answerer.chat([user(text)], None, PARAMS)):
+        with pytest.raises(NoAnswerError, match="at least"):
+            asyncio.run(asked)

@@ -4,11 +4,15 @@ import json
 import stat
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
-from peagle.cli.app import main
+from peagle.cli.app import app, main
+from peagle.config import SpeculativeConfig
 from peagle.pair import bundled
+from peagle.server.vllm import TABLE
 
 FAKE = "#!/bin/sh\nprintf '%s\\n' \"$@\"\n"
 
@@ -56,6 +60,14 @@ def replacement(
 
 def command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return start(arguments, monkeypatch)[0]
+
+
+def test_the_table_names_flags_and_keys_that_there_are():
+    commands: Any = typer.main.get_command(app)
+    options = commands.commands["serve"].params
+    flags = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
+    assert {*TABLE["renamed"], *TABLE["ours"]} <= flags
+    assert {*TABLE["our_keys"]} <= SpeculativeConfig.model_fields.keys()
 
 
 @pytest.mark.usefixtures("_vllm")

@@ -1,8 +1,10 @@
 """Tool calls as JSON objects: `{"name": "f", "arguments": {…}}`, or with `parameters`."""
 
+import contextlib
 import json
 import re
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from peagle.dialects.argument_schema import ANYTHING
 from peagle.dialects.arguments import SPACE, ArgumentsWriter, as_arguments
@@ -75,26 +77,13 @@ class JSONCalls(ObjectCalls):
         """A call that does not begin as calls do, once it is complete."""
         if not self._call.complete:
             return
-        name, arguments = self._parts(self._written)
+        name, arguments = None, None
+        with contextlib.suppress(RecursionError):
+            name, arguments = call_parts(json.loads(self._written), self._use)
         self.refused = name is None or arguments is None or not self._knows(name)
         if name is not None and arguments is not None and not self.refused:
             yield from whole_call(name, arguments)
             self._expect_call()
-
-    def _parts(self, text: str) -> tuple[str | None, str | None]:
-        """Name and arguments of a call; None for what it has not."""
-        try:
-            call = json.loads(text)
-        except RecursionError:
-            return None, None
-        inner = call.get("function")
-        call = inner if isinstance(inner, dict) else call
-        name = call.get("name", inner)
-        given = call.get("arguments", call.get("parameters"))
-        if not isinstance(name, str) or not isinstance(given, str | dict | None):
-            return None, None
-        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        return name, as_arguments(text, self._use.arguments_of(name))
 
     def _after(self) -> Iterator[Event]:
         """What follows the arguments, up to the end of the call's own object."""
@@ -107,6 +96,19 @@ class JSONCalls(ObjectCalls):
     def _expect_call(self) -> None:
         self.held, self._seen, self._read = self._call.held, 0, self._head
         self._call, self._written = ArgumentsWriter(ANYTHING), ""
+
+
+def call_parts(call: Any, use: ToolUse) -> tuple[str | None, str | None]:
+    """Name and arguments (JSON) of a call in one of its forms; None for what it has not."""
+    call = call if isinstance(call, dict) else {}
+    inner = call.get("function")
+    call = inner if isinstance(inner, dict) else call
+    name = call.get("name", inner)
+    given = call.get("arguments", call.get("parameters"))
+    if not isinstance(name, str) or not isinstance(given, str | dict | None):
+        return None, None
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return name, as_arguments(text, use.arguments_of(name))
 
 
 def _name(quoted: str) -> str | None:

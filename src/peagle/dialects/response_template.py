@@ -5,14 +5,13 @@ text is handed on.
 """
 
 import functools
-import json
 import logging
 import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from peagle.dialects.arguments import as_arguments
 from peagle.dialects.events import Content, Event, Reasoning, whole_call
+from peagle.dialects.json_calls import call_parts
 from peagle.dialects.markers import Markers
 from peagle.dialects.parser import Section
 from peagle.dialects.section_dialect import SectionDialect
@@ -125,14 +124,8 @@ class ResponseTemplateDialect(SectionDialect):
 def _calls(value: Any, use: ToolUse) -> Iterator[Event]:
     """The calls of a region, in OpenAI's form or without its wrapper."""
     for call in value if isinstance(value, list) else [value]:
-        function = call.get("function", call) if isinstance(call, dict) else {}
-        name, arguments = function.get("name"), function.get("arguments", {})
-        if not isinstance(name, str):
-            log.warning(f"a tool call without a name is left out: {call!r:.200}")
-            continue
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        given = as_arguments(text, use.arguments_of(name))
-        if given is None:
-            log.warning(f"a tool call whose arguments are no object is left out: {call!r:.200}")
-            continue
-        yield from whole_call(name, given)
+        name, arguments = call_parts(call, use)
+        if name is None or arguments is None:
+            log.warning(f"a tool call needs a name and an object, and is left out: {call!r:.200}")
+        else:
+            yield from whole_call(name, arguments)

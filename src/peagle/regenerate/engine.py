@@ -7,9 +7,9 @@ from peagle.async_llm import AsyncLLM
 from peagle.config import SamplingParams
 from peagle.dialects import events
 from peagle.dialects.tools import Tool, ToolUse
+from peagle.encoder import Prompt
 from peagle.errors import ContextLengthError, InputError
 from peagle.live_request import ChatTurn
-from peagle.models.chat_template import render_chat
 from peagle.regenerate.answers import NoAnswerError, Regeneration
 from peagle.train.samples import Message, Tools
 
@@ -23,36 +23,35 @@ class EngineAnswerer:
     def __init__(self, llm: AsyncLLM, variables: Mapping[str, Any] | None = None) -> None:
         self._async = llm
         self._llm = llm.llm
-        self._variables = {"add_generation_prompt": True, **(variables or {})}
+        self._variables = variables or {}
 
     async def chat(
         self, messages: Sequence[Message], tools: Tools | None, params: SamplingParams
     ) -> Regeneration:
         """The assistant's next turn, read by the target's dialect."""
         try:
-            text = render_chat(self._llm.tokenizer, messages, tools=tools, **self._variables)
+            prompt = self._llm.render(messages, tools or (), **self._variables)
         except InputError as error:
             raise NoAnswerError(str(error)) from None
-        prompt = self._llm.tokenize(text, add_special_tokens=False)
         return await self._answer(prompt, params, ChatTurn(tool_use(tools or ())))
 
     async def complete(self, prompt: str, params: SamplingParams) -> Regeneration:
         """What follows a text, without a chat template."""
-        return await self._answer(self._llm.encode(prompt), params)
+        return await self._answer(prompt, params)
 
     async def _answer(
-        self, prompt: list[int], params: SamplingParams, chat: ChatTurn | None = None
+        self, prompt: Prompt, params: SamplingParams, chat: ChatTurn | None = None
     ) -> Regeneration:
-        room = self._llm.engine.max_length
-        if len(prompt) >= room:
-            raise NoAnswerError(str(ContextLengthError(len(prompt), room)))
-        prepared = await self._async.prepare(prompt, params, chat)
+        try:
+            prepared = await self._async.prepare(prompt, params, chat)
+        except ContextLengthError as error:
+            raise NoAnswerError(str(error)) from None
         completion = await self._async.complete(prepared)
         if completion.failure is not None:
             raise NoAnswerError(f"an answer ended with an error: {completion.failure}")
         message, ids = _message(completion.message), completion.token_ids
         cut = completion.finish_reason == "length"
-        return Regeneration(message, len(ids), cut, ids, tuple(prompt))
+        return Regeneration(message, len(ids), cut, ids, tuple(prepared.tokens))
 
 
 def tool_use(tools: Sequence[dict[str, Any]]) -> ToolUse | None:

@@ -62,16 +62,10 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     )
     app.state.service = service
     register_errors(app)
-    for path, (endpoint, answers) in ROUTES.items():
-        app.router.add_api_route(
-            path,
-            endpoint,
-            methods=["POST"],
-            responses=answers,
-            response_model=None,
-            route_class_override=BodyRoute,
-        )
     _add_state(app, service)
+    app.router.route_class = BodyRoute  # of those that follow
+    for path, (endpoint, answers) in ROUTES.items():
+        app.post(path, responses=answers, response_model=None)(endpoint)
     app.add_middleware(HeadRequests)
     app.add_middleware(Authentication, keys=settings.api_keys)
     app.add_middleware(SizeLimits, body=settings.limits.body_bytes)

@@ -34,29 +34,25 @@ async def chat(body: ChatBody, request: Request) -> Response:
 
 
 async def answered(body: ChatBody, request: Request, make: Callable[[Job], Answer]) -> Response:
-    """Continue a conversation, and answer with what `make` makes of the sequences."""
-    async with contextlib.AsyncExitStack() as running:
-        job = await _begin(Service.of(request), body, running)
-        return await deliver(make(job), job, bool(body.stream), request, running)
-
-
-async def _begin(service: Service, body: ChatBody, running: contextlib.AsyncExitStack) -> Job:
-    """Run the next turn of a conversation; closing `running` cancels what still runs.
+    """Continue a conversation, and answer with what `make` makes of the sequences.
 
     Raises `APIError` or `InputError` for a request that cannot run as asked.
     """
+    service = Service.of(request)
     service.check_model(body.model)
     if body.top_logprobs and not body.logprobs:
         raise APIError(400, "top_logprobs needs logprobs", "top_logprobs")
     n, limits = body.choices, service.settings.limits
     use, form = tool_use(body, limits), structured_outputs(body, limits)
-    running.enter_context(service.admit(n))
-    prompt = await prompt_of(service, body, use)
-    most = body.most_tokens(max(service.llm.engine.max_length - len(prompt), 1))
     likely = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling_params(service, body, most, likely, form)
-    params = params.model_copy(update={"thinking_token_budget": body.thought_tokens})
-    return await service.begin([prompt], params, n, running, ChatTurn(use))
+    async with contextlib.AsyncExitStack() as running:
+        running.enter_context(service.admit(n))
+        prompt = await prompt_of(service, body, use)
+        most = body.most_tokens(max(service.llm.engine.max_length - len(prompt), 1))
+        params = sampling_params(service, body, most, likely, form)
+        params = params.model_copy(update={"thinking_token_budget": body.thought_tokens})
+        job = await service.begin([prompt], params, n, running, ChatTurn(use))
+        return await deliver(make(job), job, bool(body.stream), request, running)
 
 
 async def prompt_of(service: Service, body: ChatBody, use: ToolUse | None) -> list[int]:

@@ -112,11 +112,7 @@ def _end(patience: asyncio.Timeout, _: object) -> None:
 class EventStream(Response):
     """Sends events as they come; cancels their sequences when the client leaves."""
 
-    def __init__(
-        self,
-        events: AsyncIterator[bytes],
-        running: contextlib.AbstractAsyncContextManager[Any],
-    ) -> None:
+    def __init__(self, events: AsyncIterator[bytes], running: contextlib.AsyncExitStack) -> None:
         super().__init__()
         self._events, self._running = events, running
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
-from starlette.exceptions import HTTPException as RoutingError
+from starlette.exceptions import HTTPException
 
 from peagle.async_llm import EngineClosedError
 from peagle.errors import ConfigError, ContextLengthError, InputError
@@ -15,21 +15,14 @@ from peagle.errors import ConfigError, ContextLengthError, InputError
 CLIENT_GONE = 499
 """nginx's status for a client that left; only the log shows it."""
 TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
-    405: "invalid_request_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+"""By statuses; other refusals are of an invalid request, or of the server's failure."""
 ANTHROPIC_PATH = "/v1/messages"
-ANTHROPIC_TYPES = {
-    **TYPES,
-    413: "request_too_large",
-    500: "api_error",
-    503: "overloaded_error",
-}
+ANTHROPIC_TYPES = {**TYPES, 413: "request_too_large", 503: "overloaded_error"}
 
 
 class ErrorDetail(BaseModel):
@@ -61,7 +54,7 @@ class AnthropicErrorBody(BaseModel):
     error: AnthropicErrorDetail
 
 
-class APIError(HTTPException):
+class APIError(Exception):
     """A refusal with its HTTP status."""
 
     def __init__(
@@ -73,26 +66,30 @@ class APIError(HTTPException):
         code: str | None = None,
     ) -> None:
         """code: what clients tell the refusal by; by default the status."""
-        super().__init__(status, message, dict(headers or {}))
+        super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code or status
+        self.headers = dict(headers or {})
 
     @property
     def body(self) -> ErrorBody:
         """What the client reads."""
-        kind = TYPES.get(self.status, "server_error")
+        kind = self._type(TYPES, "server_error")
         detail = ErrorDetail(message=self.message, type=kind, param=self.param, code=self.code)
         return ErrorBody(error=detail)
 
     @property
     def anthropic_body(self) -> AnthropicErrorBody:
         """What a client of Anthropic's API reads."""
-        kind = ANTHROPIC_TYPES.get(self.status, "api_error")
+        kind = self._type(ANTHROPIC_TYPES, "api_error")
         return AnthropicErrorBody(error=AnthropicErrorDetail(type=kind, message=self.message))
 
     def response_on(self, path: str = "") -> JSONResponse:
         """The body with its status and headers, in the form of a path's route."""
         body = self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
         return JSONResponse(body.model_dump(), self.status, self.headers)
+
+    def _type(self, known: Mapping[int, str], failure: str) -> str:
+        return known.get(self.status, "invalid_request_error" if self.status < 500 else failure)
 
 
 def closing(failed: bool = False) -> APIError:
@@ -129,18 +126,15 @@ def register_errors(app: FastAPI) -> None:
     """Answer every expected exception in the form of its route."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, HTTPException):
+            error = _lost(request, error)
         return as_api_error(error).response_on(request.url.path)
 
-    async def answer_lost(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RoutingError)
-        return _lost(request, error).response_on(request.url.path)
-
-    for kind in (APIError, InputError, EngineClosedError, RequestValidationError):
+    for kind in (APIError, InputError, EngineClosedError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
-    app.add_exception_handler(RoutingError, answer_lost)
 
 
-def _lost(request: Request, error: RoutingError) -> APIError:
+def _lost(request: Request, error: HTTPException) -> APIError:
     """The refusal of a request that no route takes, which it names."""
     path, headers = request.url.path, error.headers or {}
     if error.status_code == 404:

@@ -6,16 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, RootModel, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from peagle.config import (
-    Bias,
-    MinP,
-    Penalty,
-    RepetitionDetection,
-    RepetitionPenalty,
-    Temperature,
-    TopK,
-    TopLogprobs,
-)
+from peagle import config
 from peagle.models.chat_template import RESERVED
 from peagle.server.body import Body, Count, Integer, Items, Positive, Refused, Whole
 from peagle.server.messages import MessageBody
@@ -91,14 +82,14 @@ class SharedBody(Body):
     model: str | None = None
     """One of the served names; by default the first."""
     stream: bool | None = None
-    temperature: Temperature | None = None
+    temperature: config.Temperature | None = None
     top_p: Share | None = None
     """0 is greedy."""
-    top_k: Annotated[TopK, Whole] | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
+    top_k: Annotated[config.TopK, Whole] | None = None
+    min_p: config.MinP | None = None
+    repetition_penalty: config.RepetitionPenalty | None = None
+    presence_penalty: config.Penalty | None = None
+    frequency_penalty: config.Penalty | None = None
     seed: Integer | None = None
     speculation: SpeculationOptions | None = None
 
@@ -109,7 +100,7 @@ class GenerationBody(SharedBody):
     n: Positive | None = None
     best_of: Positive | None = None
     stream_options: StreamOptions | None = None
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: dict[str, config.Bias] | None = None
     """Token id -> value added to its logit."""
     allowed_token_ids: Items[int] | None = None
     """Every other token is ruled out."""
@@ -137,7 +128,7 @@ class GenerationBody(SharedBody):
     priority: Integer | None = None
     """Its place among waiting requests: those with the lowest number are next."""
     stream_interval: Positive | None = None
-    repetition_detection: RepetitionDetection | None = None
+    repetition_detection: config.RepetitionDetection | None = None
     """Ends an output that repeats itself."""
     cache_salt: str | None = None
     """Requests with different salts share no cached prefix."""
@@ -150,7 +141,7 @@ class GenerationBody(SharedBody):
     json_schema: Schema | None = None
     regex: str | None = None
     ebnf: str | None = None
-    prompt_logprobs: Annotated[TopLogprobs, Whole] | None = None
+    prompt_logprobs: Annotated[config.TopLogprobs, Whole] | None = None
     """vLLM's field: log-probabilities of the prompt's tokens, and of this many likely ones."""
     use_beam_search: Refused = None
     prompt_embeds: Refused = None
@@ -204,7 +195,7 @@ class CompletionBody(GenerationBody):
     prompt: str | Items[str] | Items[int] | Items[Items[int]]
     echo: bool | None = None
     """Put the prompt before its completion, in the log-probabilities too."""
-    logprobs: Annotated[TopLogprobs, Whole] | None = None
+    logprobs: Annotated[config.TopLogprobs, Whole] | None = None
     suffix: Refused = None
 
     @property
@@ -326,7 +317,7 @@ class ChatBody(GenerationBody, Prompting):
     messages: Annotated[Items[MessageBody], Field(min_length=1)]
     max_completion_tokens: Limit = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[TopLogprobs, Whole] | None = None
+    top_logprobs: Annotated[config.TopLogprobs, Whole] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
@@ -351,7 +342,7 @@ class ChatBody(GenerationBody, Prompting):
         if isinstance(choice, PlainChoice):
             choice = choice.type
         if isinstance(choice, AllowedTools):
-            allowed = {tool.function.name for tool in choice.allowed_tools.tools}
+            allowed = {tool.name for tool in choice.allowed_tools.tools}
             self.tools = [tool for tool in tools or () if tool.function.name in allowed]
             choice = choice.allowed_tools.mode
         if choice == "any":

@@ -9,27 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from peagle.errors import InputError
+from peagle.files import read_yaml
 
-RENAMED = {
-    "--kv-cache-memory": "--kv-cache-memory-bytes",
-    "--drain-seconds": "--shutdown-timeout",
-}
-OURS = frozenset(
-    (
-        "--max-queue",
-        "--log-format",
-        "--threads",
-        "--device",
-        "--draft-length",
-        "--step-timeout",
-        "--batch-invariant",
-        "--quantize-activations",
-        "--no-quantize-activations",
-    )
-)
-"""Flags that vLLM does not have."""
-OUR_KEYS = {"num_tree_nodes"}
-"""Of `--speculative-config`, without which the answers are the same."""
+TABLE = read_yaml(Path(__file__).with_suffix(".yaml"))
 
 
 def vllm_command(
@@ -43,15 +25,15 @@ def vllm_command(
     speculation: what `--speculative-config` says. flags: ours that were given, with their values.
     further: arguments that only vLLM knows.
     """
-    foreign = sorted(OURS & flags.keys())
+    foreign = sorted(flags.keys() & TABLE["ours"])
     if foreign:
         raise InputError(f"{', '.join(foreign)}: not with --engine vllm")
     command = [_executable(), "serve", target]
     if speculation is not None:
-        theirs = {key: value for key, value in speculation.items() if key not in OUR_KEYS}
+        theirs = {key: value for key, value in speculation.items() if key not in TABLE["our_keys"]}
         command += ["--speculative-config", json.dumps(theirs, separators=(",", ":"))]
     for flag, values in flags.items():
-        command += [RENAMED.get(flag, flag), *values]
+        command += [TABLE["renamed"].get(flag, flag), *values]
     return [*command, *further]
 
 

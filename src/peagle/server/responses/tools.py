@@ -4,9 +4,9 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from peagle.dialects.arguments import CHARACTERS
+from peagle.server.delivery import Json
 from peagle.server.responses.body import AnyTool, CustomTool, FunctionTool, NamespaceTool
 
 INPUT = "input"
@@ -78,9 +78,7 @@ class CustomInput:
         return "" if self._begun else self._held
 
 
-def _described(
-    tools: Sequence[AnyTool], namespace: str | None
-) -> Iterator[tuple[ToolName, dict[str, Any]]]:
+def _described(tools: Sequence[AnyTool], namespace: str | None) -> Iterator[tuple[ToolName, Json]]:
     """The tools by their names, each with its function's other fields."""
     for tool in tools:
         match tool:
