@@ -176,10 +176,8 @@ class Auditor:
         place = len(case.answer) // 2
         entry = scored.prompt_logprobs[place - len(case.answer)]
         assert entry is not None
-        false = replace(
-            case,
-            answer=(*case.answer[:place], entry.top[-1][0], *case.answer[place + 1 :]),
-        )
+        answer = (*case.answer[:place], entry.top[-1][0], *case.answer[place + 1 :])
+        false = replace(case, answer=answer)
         damaged = false.judge(await self._llm.complete(false.scoring), self.bound)
         if healthy.result == "different" or damaged.result != "different":
             raise RuntimeError(

@@ -1,5 +1,6 @@
 """Routes where time to first token counts: their body is parsed in one pass."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_type_hints
 
@@ -37,13 +38,11 @@ class BodyRoute(APIRoute):
         request = Request(scope, receive, send)
         if not is_json(request.headers.get("content-type", "")):
             raise APIError(400, "the body must be JSON, with Content-Type: application/json")
-        try:
+        answered = None
+        with contextlib.suppress(ClientDisconnect):
             data = await request.body()
-        except ClientDisconnect:
-            response = Response(status_code=CLIENT_GONE)
-        else:
             answered = await unless_gone(receive, self._respond(data, request))
-            response = answered or Response(status_code=CLIENT_GONE)
+        response = answered or Response(status_code=CLIENT_GONE)
         await response(scope, receive, send)
 
     async def _respond(self, data: bytes, request: Request) -> Response:

@@ -144,13 +144,12 @@ class ChatChoices(Choices):
                 return {"content": text}
             case CallBegin(name, identifier):
                 self._calls[index] += 1
-                place = {"index": self._calls[index] - 1}
-                return {"tool_calls": [place | tool_call(identifier, name, "")]}
+                call = tool_call(identifier, name, "")
             case CallArguments(text):
-                place = {"index": self._calls[index] - 1}
-                return {"tool_calls": [place | {"function": {"arguments": text}}]}
+                call = {"function": {"arguments": text}}
             case _:
                 return {}
+        return {"tool_calls": [{"index": self._calls[index] - 1, **call}]}
 
     def _thoughts(self, text: str, content: str = "") -> Json:
         """Thoughts under both names that clients read, unless they want them otherwise.

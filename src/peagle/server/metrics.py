@@ -66,10 +66,9 @@ class Metrics(Collector):
         """Each by its name, its engine's index, and the value of its own label."""
         for name, (text, label, values) in TABLE["counters"].items():
             counter = Counter(name, text, (*LABELS, label) if label else LABELS, registry=registry)
-            for index, further in itertools.product(
-                range(len(each)), zip(values) if label else [()]
-            ):
-                self._series[name, index, *further] = counter.labels(*each[index], *further)
+            every = zip(values) if label else [()]
+            for (index, labels), further in itertools.product(enumerate(each), every):
+                self._series[name, index, *further] = counter.labels(*labels, *further)
         for name, kind in TABLE["histograms"].items():
             bounds = TABLE["bounds"][kind]
             histogram = Histogram(name, _about(name), LABELS, registry=registry, buckets=bounds)
@@ -275,36 +274,34 @@ class _StateCollector:
         """Those of one sample."""
         engine, did, idle = self._find(), self._drafts, time.monotonic() - self.audited
         stats, gauge, counter = engine.stats, GaugeMetricFamily, CounterMetricFamily
-        for kind, name, text, value in (
-            (gauge, "vllm:num_requests_running", "", stats.running),
-            (gauge, "vllm:num_requests_waiting", "", stats.waiting),
-            (gauge, "vllm:kv_cache_usage_perc", "", stats.kv_usage),
-            (gauge, "peagle:engine_responds", "", engine.responds),
-            (gauge, "peagle:step_age_seconds", "", engine.step_age),
-            (gauge, "peagle:audit_seconds_since_last", "", idle),
-            (counter, "vllm:prefix_cache_queries", "", stats.prefix_queries),
-            (counter, "vllm:prefix_cache_hits", "", stats.prefix_hits),
-            (counter, "vllm:num_preemptions", "", stats.preemptions),
-            (counter, "vllm:generation_tokens", "Tokens generated.", self.tokens),
-            (counter, "vllm:spec_decode_num_drafts", "Verifications of drafts.", did.cycles),
-            (counter, "vllm:spec_decode_num_draft_tokens", "Tokens drafted.", did.drafted),
-            (counter, "vllm:spec_decode_num_accepted_tokens", "Drafts accepted.", did.accepted),
-            (counter, "peagle:cycles_without_drafts", "Cycles that drafted nothing.", did.pauses),
+        for kind, name, value in (
+            (gauge, "vllm:num_requests_running", stats.running),
+            (gauge, "vllm:num_requests_waiting", stats.waiting),
+            (gauge, "vllm:kv_cache_usage_perc", stats.kv_usage),
+            (gauge, "peagle:engine_responds", engine.responds),
+            (gauge, "peagle:step_age_seconds", engine.step_age),
+            (gauge, "peagle:audit_seconds_since_last", idle),
+            (counter, "vllm:prefix_cache_queries", stats.prefix_queries),
+            (counter, "vllm:prefix_cache_hits", stats.prefix_hits),
+            (counter, "vllm:num_preemptions", stats.preemptions),
+            (counter, "vllm:generation_tokens", self.tokens),
+            (counter, "vllm:spec_decode_num_drafts", did.cycles),
+            (counter, "vllm:spec_decode_num_draft_tokens", did.drafted),
+            (counter, "vllm:spec_decode_num_accepted_tokens", did.accepted),
+            (counter, "peagle:cycles_without_drafts", did.pauses),
         ):
-            yield self._family(kind, name, [((), value)], text)
+            yield self._family(kind, name, [((), value)])
 
     def _labelled(self) -> Iterator[Metric]:
         """Those of a sample for each value of a label."""
-        engine, did = self._find(), self._drafts
-        name, text = "peagle:drafting_stopped", "Whether nothing is drafted, and why."
+        engine, did, counter = self._find(), self._drafts, CounterMetricFamily
         stopped = [((why,), float(why == engine.stats.drafting_stopped)) for why in STOPS]
-        yield self._family(GaugeMetricFamily, name, stopped, text, "reason")
-        name, text = "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted."
+        yield self._family(GaugeMetricFamily, "peagle:drafting_stopped", stopped, "reason")
         accepted = [((str(place),), n) for place, n in enumerate(did.accepted_per_position)]
-        yield self._family(CounterMetricFamily, name, accepted, text, "position")
-        name, text = "peagle:cycles", "Cycles by the tokens that they draft."
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        yield self._family(counter, name, accepted, "position")
         lengths = [((str(k),), did.lengths[k]) for k in range(engine.k + 1)]
-        yield self._family(CounterMetricFamily, name, lengths, text, "length")
+        yield self._family(counter, "peagle:cycles", lengths, "length")
 
     def _facts(self) -> Iterator[Metric]:
         """What never changes, in labels."""
@@ -319,18 +316,17 @@ class _StateCollector:
         }
         for name, told in (("vllm:cache_config_info", cache), ("peagle:build_info", build)):
             values = tuple(map(str, told.values()))
-            yield self._family(GaugeMetricFamily, name, [(values, 1.0)], "", *told)
+            yield self._family(GaugeMetricFamily, name, [(values, 1.0)], *told)
 
     def _family(
         self,
         kind: type[GaugeMetricFamily | CounterMetricFamily],
         name: str,
         samples: Iterable[tuple[tuple[str, ...], float]],
-        text: str = "",
         *further: str,
     ) -> Metric:
         """A metric by the values of its further labels, which come after those of every series."""
-        family = kind(name, text or _about(name), labels=(*LABELS, *further))
+        family = kind(name, _about(name), labels=(*LABELS, *further))
         for values, sample in samples:
             family.add_metric((*self._labels, *values), sample)
         return family
@@ -345,5 +341,5 @@ def _is_counted(metric: Metric) -> bool:
 
 
 def _about(name: str) -> str:
-    """What a metric is, by its name."""
-    return name.partition(":")[2].replace("_", " ").capitalize() + "."
+    """What a metric is, which most names say."""
+    return TABLE["texts"].get(name) or name.partition(":")[2].replace("_", " ").capitalize() + "."

@@ -44,10 +44,9 @@ def sampling_params(
     most: tokens of an answer. Raises `APIError` or `InputError`.
     """
     limits = service.settings.limits
-    if len(body.bad_words or ()) > limits.bad_words:
-        raise APIError(400, f"more than {limits.bad_words} bad words", "bad_words")
-    if sum(map(len, body.bad_words or ())) > limits.bad_word_letters:
-        raise APIError(400, f"longer than {limits.bad_word_letters} characters", "bad_words")
+    words = body.bad_words or ()
+    _check_size(len(words), limits.bad_words, "bad words", "bad_words")
+    _check_size(sum(map(len, words)), limits.bad_word_letters, "characters", "bad_words")
     if body.stream and body.prompt_logprobs is not None:
         raise APIError(400, "a stream has no prompt_logprobs", "prompt_logprobs")
     values: dict[str, Any] = {"temperature": 1.0, **service.sampling_defaults}
@@ -110,20 +109,25 @@ def check_schema(schema: Any, limits: Limits, param: str) -> None:
     """Refuse a schema that is too large, too deep, or whose `multipleOf` needs too many states."""
     if _is_deeper(schema, limits.schema_depth):
         raise APIError(400, f"nested more than {limits.schema_depth} deep", param)
-    if len(json.dumps(schema)) > limits.grammar_length:
-        raise APIError(400, f"longer than {limits.grammar_length} characters", param)
+    _check_size(len(json.dumps(schema)), limits.grammar_length, "characters", param)
     most = limits.common_multiple
     steps = [abs(step) for step in _steps(schema)]
     if not all(step <= most for step in steps) or math.lcm(*map(_digits, steps)) > most:
         raise APIError(400, f"multipleOf: the least common multiple of all is above {most}", param)
 
 
+def _check_size(size: int, most: int, what: str, param: str) -> None:
+    """Refuse a field that holds more of something than the server takes."""
+    if size > most:
+        raise APIError(400, f"more than {most} {what}", param)
+
+
 def _checked(values: dict[str, Any], limits: Limits, param: str) -> StructuredOutputs:
     for value in values.values():
         if isinstance(value, dict):
             check_schema(value, limits, param)
-        elif isinstance(value, str | list) and len("".join(value)) > limits.grammar_length:
-            raise APIError(400, f"longer than {limits.grammar_length} characters", param)
+        elif isinstance(value, str | list):
+            _check_size(len("".join(value)), limits.grammar_length, "characters", param)
     for schema in _schemas_within(values.get("grammar", "")):
         check_schema(schema, limits, param)
     for name in ("json", "structural_tag"):
@@ -181,16 +185,14 @@ def _children(value: Any) -> Collection[Any]:
 def _stop_strings(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
     given = (stop,) if isinstance(stop, str) else tuple(stop or ())
     strings = tuple(string for string in given if string)
-    if len(strings) > limits.stop_strings:
-        raise APIError(400, f"more than {limits.stop_strings} stop strings", "stop")
-    if any(len(string) > limits.stop_length for string in strings):
-        raise APIError(400, f"a stop string longer than {limits.stop_length}", "stop")
+    _check_size(len(strings), limits.stop_strings, "stop strings", "stop")
+    longest = max(map(len, strings), default=0)
+    _check_size(longest, limits.stop_length, "characters of a stop string", "stop")
     return strings
 
 
 def _logit_bias(given: Mapping[str, float], limits: Limits) -> dict[int, float]:
-    if len(given) > limits.logit_biases:
-        raise APIError(400, f"more than {limits.logit_biases} biases", "logit_bias")
+    _check_size(len(given), limits.logit_biases, "biases", "logit_bias")
     try:
         return {int(token): value for token, value in given.items()}
     except ValueError:

@@ -52,6 +52,5 @@ class RequestSpans:
         parent, end = TraceContextTextMapPropagator().extract(origin), time.time_ns()
         attributes = {f"gen_ai.{name}": value for name, value in each.items()}
         began = end - int(1e9 * elapsed)
-        self._tracer.start_span(SPAN, parent, SpanKind.SERVER, attributes, start_time=began).end(
-            end
-        )
+        span = self._tracer.start_span(SPAN, parent, SpanKind.SERVER, attributes, start_time=began)
+        span.end(end)

@@ -1,24 +1,26 @@
 """The tools of a request, and how it wants them to be called."""
 
+from collections.abc import Sequence
+
 from peagle.dialects.tools import Tool, ToolUse
 from peagle.server.errors import APIError
 from peagle.server.protocol import ChatBody
 from peagle.server.sampling import check_schema
 from peagle.server.settings import Limits
-from peagle.server.tool_body import NamedTool, ToolBody
+from peagle.server.tool_body import Function, NamedTool
 
 
 def tool_use(body: ChatBody, limits: Limits) -> ToolUse | None:
     """What the answer may call; None for nothing. Raises `APIError`."""
-    tools, choice = body.tools or [], body.tool_choice
-    if not tools:
+    functions, choice = [tool.function for tool in body.tools or ()], body.tool_choice
+    if not functions:
         if choice not in (None, "none"):
             raise APIError(400, "tool_choice needs tools", "tool_choice")
         return None
     if choice == "none":
         return None
-    _check(tools, limits)
-    known = tuple(map(_tool, tools))
+    _check(functions, limits)
+    known = tuple(Tool(one.name, one.parameters, one.strict is True) for one in functions)
     if isinstance(choice, NamedTool):
         named = tuple(tool for tool in known if tool.name == choice.name)
         if not named:
@@ -28,15 +30,9 @@ def tool_use(body: ChatBody, limits: Limits) -> ToolUse | None:
     return ToolUse(known, choice == "required", most)
 
 
-def _tool(tool: ToolBody) -> Tool:
-    function = tool.function
-    return Tool(function.name, function.parameters, function.strict is True)
-
-
-def _check(tools: list[ToolBody], limits: Limits) -> None:
-    for tool in tools:
-        if tool.function.parameters:
-            check_schema(tool.function.parameters, limits, "tools")
-    names = [tool.function.name for tool in tools]
-    if len({*names}) < len(names):
+def _check(functions: Sequence[Function], limits: Limits) -> None:
+    for function in functions:
+        if function.parameters:
+            check_schema(function.parameters, limits, "tools")
+    if len({function.name for function in functions}) < len(functions):
         raise APIError(400, "two tools have the same name", "tools")
