@@ -79,9 +79,8 @@ class StructuredOutputs(Config):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        texts = self.regex, self.choice, self.grammar, self.structural_tag
-        kinds = (self.json_schema, self.json_object or None, *texts)
-        if sum(kind is not None for kind in kinds) != 1:
+        kinds = (value for name, value in self if name != "strict")
+        if sum(kind not in (None, False) for kind in kinds) != 1:
             raise ValueError(
                 "give exactly one of json, json_object, regex, choice, grammar and structural_tag"
             )

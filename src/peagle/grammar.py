@@ -197,9 +197,8 @@ def source_of(wanted: StructuredOutputs) -> str:
     """The form in llguidance's notation. Raises `InputError` or `ValueError` for a wrong one."""
     from llguidance import LLMatcher
 
-    if wanted.grammar is not None:
-        return LLMatcher.grammar_from_lark(_lark(wanted.grammar))
-    return LLMatcher.grammar_from_lark(f"start: {lark_rule(wanted)}")
+    lark = f"start: {lark_rule(wanted)}" if wanted.grammar is None else _lark(wanted.grammar)
+    return LLMatcher.grammar_from_lark(lark)
 
 
 def _lark(grammar: str) -> str:

@@ -115,7 +115,7 @@ def test_every_series_is_there_before_it_counts():
         "peagle:cycles_total": {"0", "1", "2"},
     }
     seen = metrics.text()
-    metrics.refused("queue")
+    metrics.count("peagle:requests_rejected", 1, "queue")
     metrics.count("vllm:request_success", 1, "abort")
     assert len(metrics.text().splitlines()) == len(seen.splitlines())
 

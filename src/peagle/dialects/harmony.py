@@ -166,8 +166,7 @@ class HarmonyParser:
         """The end of a message, or of a header without one."""
         if self._call is not None:
             yield from self._read(self._call, self._call.finish())
-        self.section, self._header, self._hidden = "marker", None, False
-        self._call = None
+        self._open("marker")
 
 
 class HarmonyDialect:

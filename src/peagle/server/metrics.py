@@ -130,10 +130,6 @@ class Metrics(Collector):
             self.observe("vllm:request_params_n", choices)
         return Watch(self, len(request.tokens) if choices is not None else 0)
 
-    def refused(self, reason: str) -> None:
-        """Count a refused request."""
-        self.count("peagle:requests_rejected", 1, reason)
-
     def count(self, name: str, amount: float, *further: str, replica: int = 0) -> None:
         """Add to a counter of an engine. further: the value of its own label."""
         self._series[name, replica, *further].inc(amount)

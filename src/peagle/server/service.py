@@ -104,12 +104,13 @@ class Service:
         if sequences > (most := self.settings.limits.choices):
             raise APIError(400, f"more than {most} choices", "n")
         if not self.ready:
-            self.metrics.refused("draining" if self.draining else "engine")
+            why = "draining" if self.draining else "engine"
+            self.metrics.count("peagle:requests_rejected", 1, why)
             raise closing(self.failed) if self.draining or self.failed else unresponsive()
         if sequences > self.capacity:
             raise APIError(400, f"{sequences} sequences, but the server holds {self.capacity}", "n")
         if self.admitted + sequences > self.capacity:
-            self.metrics.refused("queue")
+            self.metrics.count("peagle:requests_rejected", 1, "queue")
             raise APIError(429, "the queue is full; try again", headers={"Retry-After": "1"})
         self.siblings.admitted[self.siblings.index] += sequences
         try:

@@ -144,24 +144,28 @@ class ReasoningOutput(OutputItem):
 class CallOutput(OutputItem):
     """A call, under the name that its client knows."""
 
+    field: ClassVar[str]
+    """Where its text stands."""
+
     def __init__(self, name: str, index: int, call_id: str, tool: ToolName) -> None:
         super().__init__(name, index)
         self._call = {"call_id": call_id, "name": tool.name}
         if tool.namespace is not None:
             self._call["namespace"] = tool.namespace
 
+    def _fields(self) -> Json:
+        return {**self._call, self.field: self.text}
+
+    def _grown(self, text: str) -> Iterator[Json]:
+        self.text += text
+        if text:
+            yield {"type": f"response.{self.kind}_{self.field}.delta", "delta": text}
+
 
 class FunctionCallOutput(CallOutput):
     """A function's call; its text is the arguments."""
 
-    kind, prefix = "function_call", "fc"
-
-    def _fields(self) -> Json:
-        return {**self._call, "arguments": self.text}
-
-    def _grown(self, text: str) -> Iterator[Json]:
-        self.text += text
-        yield {"type": "response.function_call_arguments.delta", "delta": text}
+    kind, prefix, field = "function_call", "fc", "arguments"
 
     def _closed(self) -> Iterator[Json]:
         done = {"name": self._call["name"], "arguments": self.text}
@@ -171,26 +175,18 @@ class FunctionCallOutput(CallOutput):
 class CustomCallOutput(CallOutput):
     """A custom tool's call; its text is the input, which a model writes as JSON."""
 
-    kind, prefix = "custom_tool_call", "ctc"
+    kind, prefix, field = "custom_tool_call", "ctc", "input"
 
     def __init__(self, name: str, index: int, call_id: str, tool: ToolName) -> None:
         super().__init__(name, index, call_id, tool)
         self._input = CustomInput()
 
-    def _fields(self) -> Json:
-        return {**self._call, "input": self.text}
-
     def _grown(self, text: str) -> Iterator[Json]:
-        return self._said(self._input.feed(text))
+        return super()._grown(self._input.feed(text))
 
     def _closed(self) -> Iterator[Json]:
-        yield from self._said(self._input.finish())
+        yield from super()._grown(self._input.finish())
         yield {"type": "response.custom_tool_call_input.done", "input": self.text}
-
-    def _said(self, text: str) -> Iterator[Json]:
-        self.text += text
-        if text:
-            yield {"type": "response.custom_tool_call_input.delta", "delta": text}
 
 
 def item(name: str, body: ResponsesBody, tools: Tools, index: int, opened: Event) -> OutputItem:
