@@ -65,6 +65,7 @@ def main(
     temperature: Annotated[str, typer.Option(help="As in peagle bench.")] = "0",
     speculative_config: Annotated[str, typer.Option(help="vLLM's JSON, for both.")] = "",
     memory: Annotated[float, typer.Option(help="Share of the card's memory for each.")] = 0.42,
+    api_server_count: Annotated[int, typer.Option(help="Processes in front of each.")] = 1,
     vllm_python: Annotated[Path, typer.Option(help="vLLM's interpreter.")] = Path(sys.executable),
     vllm_path: Annotated[Path | None, typer.Option(help="Directory of vLLM's packages.")] = None,
     seed: Annotated[int, typer.Option(help="Draws the prompts.")] = 0,
@@ -77,7 +78,7 @@ def main(
     _write_prompts(out / "prompts.jsonl", pieces(prompts, requests, CHARACTERS, seed))
     _write_prompts(out / "burst.jsonl", pieces(prompts, burst, BURST_CHARACTERS, seed, SHARED))
     vllm = Vllm(vllm_python, vllm_path)
-    commands = _commands(model, speculative_config, memory, vllm)
+    commands = _commands(model, speculative_config, memory, api_server_count, vllm)
     flags = ["--concurrency", concurrency, "--max-tokens", max_tokens, "--rounds", rounds]
     flags += ["--temperature", temperature, "--json", out / "bench.json"]
     flags += ["--report", out / "report", "--prompts", out / "prompts.jsonl"]
@@ -85,6 +86,7 @@ def main(
     at_once += ["--json", out / "burst.json", "--prompts", out / "burst.jsonl"]
     about = begun(f"Both servers over HTTP, {Path(model).name}", card.reading())
     asked: dict[str, Any] = {"memory": memory, "requests": requests, "max_tokens": max_tokens}
+    asked |= {"api_server_count": api_server_count}
     about["setting"] = asked | _speculation(speculative_config)
     rows: list[Row] = []
     with ExitStack() as running:
@@ -195,13 +197,13 @@ def _write_prompts(file: Path, texts: Sequence[str]) -> None:
 
 
 def _commands(
-    model: str, speculation: str, memory: float, vllm: Vllm
+    model: str, speculation: str, memory: float, fronts: int, vllm: Vllm
 ) -> dict[str, tuple[list[str], Mapping[str, str]]]:
     """How each server is started, but for its port; and its environment."""
     flags = [model, "--served-model-name", NAME, "--gpu-memory-utilization", str(memory)]
     if speculation:
         flags += ["--speculative-config", speculation]
-    flags.append("--port")
+    flags += ["--api-server-count", str(fronts), "--port"]
     theirs = [str(vllm.python), "-m", "vllm.entrypoints.cli.main", "serve", *flags]
     environment = {**vllm.environment(), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     return {
