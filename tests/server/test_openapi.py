@@ -19,6 +19,7 @@ from sweeps import at_night
 from peagle import LLM, EngineConfig
 from peagle.pair import bundled
 from peagle.server.settings import ServerSettings
+from peagle.server.tool_body import NamedTool
 
 CHECKS = [
     not_a_server_error,
@@ -87,3 +88,7 @@ def test_no_request_is_a_server_error(
 
     check()
     server.wait_until_idle()
+
+
+def test_a_named_tool_is_described_as_openai_does():
+    assert NamedTool.model_json_schema()["required"] == ["type", "function"]

@@ -342,7 +342,7 @@ class ChatBody(GenerationBody, Prompting):
         if isinstance(choice, PlainChoice):
             choice = choice.type
         if isinstance(choice, AllowedTools):
-            allowed = {tool.name for tool in choice.allowed_tools.tools}
+            allowed = {tool.function.name for tool in choice.allowed_tools.tools}
             self.tools = [tool for tool in tools or () if tool.function.name in allowed]
             choice = choice.allowed_tools.mode
         if choice == "any":

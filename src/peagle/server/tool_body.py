@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, AliasPath, Field
+from pydantic import Field, model_validator
 
 from peagle.server.body import Body, Items
 from peagle.server.variants import KNOWN_TYPE
@@ -28,12 +28,25 @@ class ToolBody(Body):
 Tools = Items[Annotated[ToolBody, KNOWN_TYPE]]
 
 
+class NamedFunction(Body):
+    """A function of the request, by its name."""
+
+    name: str
+
+
 class NamedTool(Body):
     """The tool to be used."""
 
     type: Literal["function"]
-    name: str = Field(validation_alias=AliasChoices(AliasPath("function", "name"), "name"))
-    """Within `function`; some clients put it beside the type."""
+    function: NamedFunction
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_here(cls, value: Any) -> Any:
+        """Some clients put the name beside the type."""
+        if isinstance(value, dict) and "function" not in value and "name" in value:
+            return {"type": value.get("type"), "function": {"name": value["name"]}}
+        return value
 
 
 class AllowedFunctions(Body):

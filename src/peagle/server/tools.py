@@ -22,9 +22,9 @@ def tool_use(body: ChatBody, limits: Limits) -> ToolUse | None:
     _check(functions, limits)
     known = tuple(Tool(one.name, one.parameters, one.strict is True) for one in functions)
     if isinstance(choice, NamedTool):
-        named = tuple(tool for tool in known if tool.name == choice.name)
+        named = tuple(tool for tool in known if tool.name == choice.function.name)
         if not named:
-            raise APIError(400, f"no tool is called {choice.name}", "tool_choice")
+            raise APIError(400, f"no tool is called {choice.function.name}", "tool_choice")
         return ToolUse(named, required=True, most=1)
     most = 1 if body.parallel_tool_calls is False else None
     return ToolUse(known, choice == "required", most)
