@@ -178,7 +178,7 @@ def test_choices_of_tools(choice: Any, wanted: str, names: set[str]):
     found = chat(tools=[FUNCTION, space], tool_choice=choice, parallel_tool_calls=False)
     body = ChatBody.model_validate(found)
     given = body.tool_choice
-    assert (given.name if isinstance(given, NamedTool) else given) == wanted
+    assert (given.function.name if isinstance(given, NamedTool) else given) == wanted
     assert {tool.function.name for tool in body.tools or ()} == names
     assert body.parallel_tool_calls is False
 
