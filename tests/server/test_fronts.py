@@ -33,10 +33,10 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="re
 class Fronts(Process):
     """A server, and a connection to each of its processes."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, program: str = WITH_TIME) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
-        super().__init__(self.port, *FLAGS, *flags, module=("-c", WITH_TIME))
+        super().__init__(self.port, *FLAGS, *flags, module=("-c", program))
         self.wait()
         wait_until(lambda: len(self.forks()) == 2)
         self.pids = self.forks()
@@ -207,6 +207,18 @@ def test_a_second_signal_tells_the_clients_of_both(fronts: Fronts):
         assert last_event(stream.read())["error"]["message"] == "the server is shutting down"
     fronts.process.communicate(timeout=PATIENCE)
     assert fronts.process.returncode == 0
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_second_signal_ends_one_that_is_stopped():
+    fronts = Fronts(program=WITH_TIME.replace("60.0", "0.1"))
+    os.kill(fronts.pids[1], signal.SIGSTOP)
+    fronts.process.send_signal(signal.SIGTERM)
+    wait_for_end(fronts.pids[0])
+    fronts.process.send_signal(signal.SIGTERM)
+    fronts.process.communicate(timeout=PATIENCE)
+    assert fronts.process.returncode == 1
+    wait_for_end(fronts.pids[1])
 
 
 def test_a_server_ends_with_one_of_its_processes(fronts: Fronts):

@@ -37,6 +37,9 @@ TICKS_A_LINE = 100
 """Ten seconds of uvicorn's ticks."""
 LAST = 0.8
 """Seconds after a second signal for telling whoever has an open request."""
+KILL_AFTER = 10
+"""How many times as long one of several processes has for ending then."""
+FOREVER = 1e9
 TICKS_A_COUNT = 10
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
 DRAIN = signal.SIGUSR1
@@ -155,20 +158,22 @@ def serve_fronts(
 
 def _wait(pids: set[int]) -> int:
     """Wait for the ends of processes, which are asked to drain by a signal or once one has ended,
-    and to end by a second signal. Returns the exit code: 1 if any failed."""
-    code, is_asked = 0, False
+    to end by a second signal, and killed if they do not, as one that is stopped. Returns the exit
+    code: 1 if any failed."""
+    code = asked = 0
     while pids:
-        if signal.sigwait(SIGNALS) == signal.SIGCHLD:
+        told = signal.sigtimedwait(SIGNALS, KILL_AFTER * LAST if asked > 1 else FOREVER)
+        if told is not None and told.si_signo == signal.SIGCHLD:
             ended = dict(found for pid in pids if (found := os.waitpid(pid, os.WNOHANG))[0])
             pids -= ended.keys()
             codes = [os.waitstatus_to_exitcode(status) for status in ended.values()]
             code |= any(one not in (0, -DRAIN) for one in codes)
-            if is_asked or not codes:
+            if asked or not codes:
                 continue
             log.error(f"a process in front ended with code {codes[0]}; the others drain")
-        is_asked = True
+        asked += 1
         for pid in pids:
-            os.kill(pid, DRAIN)
+            os.kill(pid, DRAIN if told else signal.SIGKILL)
     return code
 
 
