@@ -408,13 +408,19 @@ def test_it_says_that_it_serves_once_it_answers(
     assert "serving" not in caplog.text
 
 
+@pytest.mark.parametrize("given", [True, False])
 def test_a_broken_chat_template_is_told_at_the_start(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, given: bool
 ):
+    """One that is given, and the tokenizer's own."""
     monkeypatch.setattr(DrainingServer, "run", lambda *_, **__: None)
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     llm = AsyncLLM(load)
-    llm.llm.chat_config = ChatConfig(chat_template="{{ messages")
+    broken = "{{ messages"
+    if given:
+        llm.llm.chat_config = ChatConfig(chat_template=broken)
+    else:
+        monkeypatch.setattr(llm.llm.tokenizer, "chat_template", broken)
     with bind("127.0.0.1", 0) as listener:
         serve(llm, ServerSettings(model_names=(NAME,)), listener)
-    assert "--chat-template with a plain question: the chat template refuses" in caplog.text
+    assert "a plain question fails: the chat template refuses" in caplog.text

@@ -183,11 +183,11 @@ def _warn(llm: AsyncLLM, settings: ServerSettings, host: str) -> None:
     log.info(f"requests without a seed have those from {llm.llm.engine.facts.seed} on")
     if not settings.api_keys and host not in ("127.0.0.1", "::1"):
         log.warning("no API key: whoever reaches this port can use it; see --api-key")
-    if llm.llm.chat_config.chat_template is not None:
+    if llm.llm.chat_config.chat_template or llm.llm.tokenizer.chat_template:
         try:
             llm.llm.render([{"role": "user", "content": "Hello"}])
         except InputError as error:
-            log.warning(f"--chat-template with a plain question: {error}")
+            log.warning(f"a plain question fails: {error}")
 
 
 def _log_start(settings: ServerSettings, llm: AsyncLLM, url: str) -> None:
