@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -39,9 +40,10 @@ LAST = 0.8
 """Seconds after a second signal for telling whoever has an open request."""
 KILL_AFTER = 10
 """How many times as long one of several processes has for ending then."""
-FOREVER = 1e9
+LOOK = 0.1
+"""Seconds between two looks at these."""
 TICKS_A_COUNT = 10
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 DRAIN = signal.SIGUSR1
 """Asks one of several processes to drain, and again to end; other signals are for all of them."""
 TURN = 5e-4
@@ -160,20 +162,25 @@ def _wait(pids: set[int]) -> int:
     """Wait for the ends of processes, which are asked to drain by a signal or once one has ended,
     to end by a second signal, and killed if they do not, as one that is stopped. Returns the exit
     code: 1 if any failed."""
-    code = asked = 0
+    asked: list[float] = []
+    for number in SIGNALS:  # handlers: another thread would take what `sigwait` waits for
+        signal.signal(number, lambda *_: asked.append(time.monotonic()))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    code = told = 0
     while pids:
-        told = signal.sigtimedwait(SIGNALS, KILL_AFTER * LAST if asked > 1 else FOREVER)
-        if told is not None and told.si_signo == signal.SIGCHLD:
-            ended = dict(found for pid in pids if (found := os.waitpid(pid, os.WNOHANG))[0])
-            pids -= ended.keys()
-            codes = [os.waitstatus_to_exitcode(status) for status in ended.values()]
-            code |= any(one not in (0, -DRAIN) for one in codes)
-            if asked or not codes:
-                continue
+        ended = dict(found for pid in pids if (found := os.waitpid(pid, os.WNOHANG))[0])
+        pids -= ended.keys()
+        codes = [os.waitstatus_to_exitcode(status) for status in ended.values()]
+        code |= any(one not in (0, -DRAIN) for one in codes)
+        if codes and not asked:
             log.error(f"a process in front ended with code {codes[0]}; the others drain")
-        asked += 1
-        for pid in pids:
-            os.kill(pid, DRAIN if told else signal.SIGKILL)
+            asked.append(time.monotonic())
+        is_late = len(asked) > 1 and time.monotonic() > asked[1] + KILL_AFTER * LAST
+        if is_late or told < len(asked):
+            told += 1
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL if is_late else DRAIN)
+        time.sleep(LOOK)
     return code
 
 
