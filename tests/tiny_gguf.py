@@ -28,16 +28,16 @@ NAMES = {
 def save_wheel(target: Path, wheel: Path) -> Path:
     """A target with a byte-level tokenizer and a chat template, as llama.cpp's converter has it."""
     writer = gguf.GGUFWriter(wheel.with_suffix(".gguf"), "llama")
-    _add_description(writer, json.loads((target / "config.json").read_text()))
+    config = json.loads((target / "config.json").read_text())
+    _add_description(writer, config)
     _add_tokenizer(writer, target)
-    heads = json.loads((target / "config.json").read_text())
     for name, weight in load_file(target / "model.safetensors").items():
         for theirs, ours in NAMES.items():
             name = name.replace(theirs, ours)
         if "attn_q" in name:
-            weight = interleaved(weight, heads["num_attention_heads"])
+            weight = interleaved(weight, config["num_attention_heads"])
         if "attn_k" in name:
-            weight = interleaved(weight, heads["num_key_value_heads"])
+            weight = interleaved(weight, config["num_key_value_heads"])
         writer.add_tensor(name, weight.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -70,13 +70,14 @@ def _add_description(writer: gguf.GGUFWriter, config: dict) -> None:
 
 def _add_tokenizer(writer: gguf.GGUFWriter, target: Path) -> None:
     values = json.loads((target / "tokenizer.json").read_text())
-    words = values["model"]["vocab"]
+    vocabulary = values["model"]["vocab"]
+    words = sorted(vocabulary, key=vocabulary.get)
     special = {token["content"] for token in values["added_tokens"]}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(sorted(words, key=words.get))
+    writer.add_token_list(words)
     types = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
-    writer.add_token_types([types[word in special] for word in sorted(words, key=words.get)])
+    writer.add_token_types([types[word in special] for word in words])
     writer.add_token_merges([" ".join(pair) for pair in values["model"]["merges"]])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)

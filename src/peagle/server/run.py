@@ -144,10 +144,10 @@ def serve_fronts(
     siblings = Siblings(len(engine.fronts))
     host, port = listener.getsockname()[:2]
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # forks, too, leave them to this process
-    for siblings.index in range(len(engine.fronts)):
-        listener = listener if siblings.index == 0 else bind(host, port, is_shared=True)
+    for index in range(len(engine.fronts)):
+        listener = listener if index == 0 else bind(host, port, is_shared=True)
         if not (pid := os.fork()):
-            llm.engine = engine.front(siblings.index)
+            llm.engine, siblings.index = engine.front(index), index
             return serve(AsyncLLM(lambda: llm), settings, listener, announce, siblings)
         pids.add(pid)
         listener.close()  # where one has ended nobody is to wait
