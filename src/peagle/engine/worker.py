@@ -45,19 +45,20 @@ def open_worker(
     captures = not drafting.needs.on_host and captures_cycles(target, drafting.needs)
     if target.batch_invariant:
         check_batch_invariance(target, drafting.k, captures)
+    least_trees = int(bool(drafting.num_tree_nodes))
     nodes = num_tree_nodes(target, drafting, captured=captures)
     drafting = replace(drafting, num_tree_nodes=nodes)
     memory = RequestMemory(target, drafting, capacity, spare=int(captures))
     if not captures:
         return HostWorker(target, drafting, memory, processor)
     worker = DeviceWorker(target, drafting, memory, processor, capacity.batched_tokens)
-    _capture(worker)
+    _capture(worker, least_trees)
     return worker
 
 
-def _capture(worker: DeviceWorker) -> None:
+def _capture(worker: DeviceWorker, least_trees: int) -> None:
     try:
-        worker.capture()
+        worker.capture(least_trees)
     except RuntimeError as error:
         if "C compiler" not in str(error):
             raise

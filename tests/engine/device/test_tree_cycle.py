@@ -377,6 +377,17 @@ def test_they_branch_where_they_cost_little_in_long_contexts(monkeypatch: pytest
     assert graphs.branching.most_requests == 1
 
 
+def test_where_they_were_asked_for_those_of_one_request_branch_at_any_cost(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(Timed, "times", {1: (1.0, 1.9), 2: (1.0, 1.9)})
+    graphs = Timed()
+    graphs.measure_trees()
+    assert graphs.branching.most_requests == 0
+    graphs.measure_trees(least=1)
+    assert graphs.branching.most_requests == 1
+
+
 def test_timing_leaves_nothing_behind(targets, trained, monkeypatch: pytest.MonkeyPatch):
     """Rows at long contexts have no slots of their own."""
     engine, limits = engine_of(targets["easy"], trained["peagle"].drafter, 12), []

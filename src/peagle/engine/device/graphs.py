@@ -83,16 +83,20 @@ class CycleGraphs:
         """The shortest captured length of at least `wanted` drafts."""
         return self.lengths[bisect.bisect_left(self.lengths, wanted)]
 
-    def measure_trees(self) -> None:
+    def measure_trees(self, least: int = 0) -> None:
         """Let drafts branch up to the number of requests where it costs little, in long contexts as
-        well, and where there is memory for it."""
+        well, and where there is memory for it.
+
+        least: requests up to which they branch whatever it costs.
+        """
         most, longest = 0, min(TREE_CONTEXT, self._side.state.slots.shape[1] // 2)
         for size in self.sizes if self.branching.nodes else ():
             try:
-                if not all(self._trees_cost_little(size, context) for context in (1, longest)):
-                    break
+                cheap = all(self._trees_cost_little(size, context) for context in (1, longest))
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
+                break
+            if not cheap and size > least:
                 break
             most = size
         self.branching = replace(self.branching, most_requests=most)

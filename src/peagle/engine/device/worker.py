@@ -114,12 +114,15 @@ class DeviceWorker:
         return self.graphs.branching
 
     @torch.inference_mode()
-    def capture(self) -> None:
-        """Capture graphs and build plans, before the first request."""
+    def capture(self, least_trees: int = 0) -> None:
+        """Capture graphs and build plans, before the first request.
+
+        least_trees: as `CycleGraphs.measure_trees`.
+        """
         if not self._rows.state.computed.is_cuda:
             return
         self.graphs.capture()
-        self.graphs.measure_trees()
+        self.graphs.measure_trees(least_trees)
         self._prompts.capture(self.graphs.pool)
         self._prefill.warm_up(self._most_rows)
         if len(self.graphs.lengths) > 1:
