@@ -20,13 +20,14 @@ from plain_drafter import plain_drafter
 
 from peagle.bench.prompts import load_prompts
 from peagle.config import SamplingParams
-from peagle.drafters.checkpoint import load_drafter
-from peagle.drafters.kind import kind_asked
-from peagle.drafters.methods import drafter_for
+from peagle.drafters.kind import KIND_OF_METHOD, KINDS
+from peagle.drafters.methods import drafter_for, load_network
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request
 from peagle.models.tokenizer import load_tokenizer
+from peagle.models.weights import WHOLE, read_tensors, save_tensors
 from peagle.pair import bundled
+from peagle.speculative_config import SpeculativeConfig
 from peagle.train import initial
 from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
@@ -80,6 +81,8 @@ CASES = [
     Case("qwen3", "peagle", qk_norm=True, draft_vocab=FULL, layers=2, k=5, window=8),
     Case("qwen3", "eagle3", qk_norm=True, draft_vocab=FULL, layers=1, k=5, window=8),
     Case("llama", "peagle", qk_norm=False, draft_vocab=REDUCED, layers=2, k=5, window=8),
+    Case("qwen3", "dflash", qk_norm=True, draft_vocab=FULL, layers=2, k=7),
+    Case("qwen3", "dflash", qk_norm=True, draft_vocab=FULL, layers=1, k=4, window=8),
 ]
 BUNDLED = {"peagle": 7, "eagle3": 5}
 """K of the bundled pair's drafters."""
@@ -104,9 +107,17 @@ class Trial:
     """What both engines run."""
 
     subject: Subject
-    drafter: Path
-    parallel: bool
-    k: int
+    speculation: dict[str, Any]
+    """The configuration that both are given."""
+
+    @classmethod
+    def of(cls, subject: Subject, drafter: Path, method: str, k: int) -> "Trial":
+        """vLLM calls P-EAGLE eagle3 too."""
+        kind = KIND_OF_METHOD[method]
+        asked = {"method": "dflash"}
+        if kind in KINDS:
+            asked = {"method": "eagle3", "parallel_drafting": kind.parallel_drafting}
+        return cls(subject, {**asked, "model": str(drafter), "num_speculative_tokens": k})
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +128,10 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trial]:
     for case in CASES:
         chosen = subjects[case.target]
         train(case, chosen, root / case.name)
-        made[case.name] = Trial(chosen, root / case.name, case.method == "peagle", case.k)
+        made[case.name] = Trial.of(chosen, root / case.name, case.method, case.k)
     pair = bundled_subject()
     for method, k in BUNDLED.items():
-        made[f"bundled-{method}"] = Trial(pair, plain_drafter(method, root), method == "peagle", k)
+        made[f"bundled-{method}"] = Trial.of(pair, plain_drafter(method, root), method, k)
     return made
 
 
@@ -162,7 +173,7 @@ def test_counts_equal_vllms(
     assert cycles == expected["cycles"]
     assert accepted == expected["accepted"]
     assert sum(d.drafted for d in done) == expected["drafted"]
-    assert 1.5 < acceptance_length < trial.k, "this drafter would hide a mistake"
+    assert 1.5 < acceptance_length < len(per_position), "this drafter would hide a mistake"
     assert min(per_position) > 0, "this drafter would hide a mistake in its last drafts"
 
 
@@ -205,9 +216,10 @@ def train(case: Case, subject: Subject, output: Path) -> None:
         data=(str(subject.target / "answers.jsonl"),),
         output=str(output),
         method=case.method,
-        mask_token_id=tiny.MASK if case.method == "peagle" else None,
+        mask_token_id=None if case.method == "eagle3" else tiny.MASK,
         taps=tiny.TAPS,
-        qk_norm=case.qk_norm,
+        qk_norm=None if case.method == "dflash" else case.qk_norm,
+        anchors=16 if case.method == "dflash" else 512,
         draft_vocab_size=case.draft_vocab,
         num_hidden_layers=case.layers,
         num_speculative_tokens=case.k,
@@ -232,18 +244,22 @@ def train(case: Case, subject: Subject, output: Path) -> None:
 
     with mock.patch.object(initial, "drafter_config", of_case):
         prepare(recipe).run(lambda report: None)
+    if case.method == "dflash":
+        tie_key_norms(output)
+
+
+def tie_key_norms(head: Path) -> None:
+    """Give all layers the first one's norm of keys: vLLM takes it for all of them on a CPU."""
+    tensors = read_tensors(head)
+    norms = sorted(name for name in tensors if name.endswith("k_norm.weight"))
+    save_tensors(head / WHOLE, tensors | {name: tensors[norms[0]].clone() for name in norms})
 
 
 def vllm_job(trial: Trial) -> dict[str, Any]:
     """What `engine_side.py` is to run."""
     return {
         "target": str(trial.subject.target),
-        "speculative_config": {
-            "method": "eagle3",
-            "model": str(trial.drafter),
-            "num_speculative_tokens": trial.k,
-            "parallel_drafting": trial.parallel,
-        },
+        "speculative_config": trial.speculation,
         "engine": ENGINE,
         "max_tokens": MAX_TOKENS,
         "batches": trial.subject.batches,
@@ -253,9 +269,10 @@ def vllm_job(trial: Trial) -> dict[str, Any]:
 def run(trial: Trial) -> list[Request]:
     """Our engine on the same batches, greedy, in float32."""
     target = tiny.load_target(trial.subject.target)
-    drafter = drafter_for(load_drafter(trial.drafter, target, kind_asked(trial.parallel)))
+    asked = SpeculativeConfig(**trial.speculation)
+    drafter = drafter_for(load_network(asked, trial.subject.target, target))
     config = tiny.engine_config(**ENGINE, kv_cache_memory=1 << 26, enable_prefix_caching=False)
-    engine = Engine(target, drafter, trial.k, config)
+    engine = Engine(target, drafter, asked.num_speculative_tokens, config)
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     return [
         request for batch in trial.subject.batches for request in tiny.run(engine, batch, params)
