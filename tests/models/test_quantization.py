@@ -215,6 +215,7 @@ def test_an_engine_tells_how_activations_are_kept(
         return loaded[0]
 
     monkeypatch.setattr(source, "load_decoder", load)
+    monkeypatch.setattr(source, "widen_on_cpu", lambda *_: None)
     config = EngineConfig(quantize_activations=told, device="cpu", kv_cache_memory=1 << 20)
     tokenizer = SimpleNamespace(eos_token_id=1)
     EngineSource(target=str(directory), speculation=None, config=config).load(tokenizer)

@@ -20,6 +20,7 @@ from peagle.errors import InputError
 from peagle.models.families import read_spec
 from peagle.models.loading import check_decoder, load_ends, load_layers
 from peagle.models.weights import read_json, read_tensors
+from peagle.ops.weight import QuantizedWeight, weights_of
 from saving import save_target
 
 FAMILIES = ["qwen3_5", "qwen3_5_moe"]
@@ -185,6 +186,7 @@ def test_a_head_in_fp8_is_trained_and_written_in_full(tmp_path: Path, family: st
         directory / "model.safetensors"
     ).keys(), "called as in the target's files"
     packed, plain = (load_mtp(place, target) for place in (directory, tmp_path / "head"))
+    assert not any(isinstance(w, QuantizedWeight) for own in packed.own for w in weights_of(own))
     positions = torch.arange(5)
     rows = positions, torch.randn(5, 64), positions, tiny.causal
     torch.testing.assert_close(packed(*rows), plain(*rows), atol=1e-4, rtol=1e-4)

@@ -42,6 +42,14 @@ def test_packed_equals_plain_in_bfloat16(rows: int, bias: bool):
     torch.testing.assert_close(layer(x), wanted, atol=0.13, rtol=0.01)
 
 
+def test_a_weight_is_laid_out_once():
+    layer = made(torch.bfloat16, bias=False)
+    layer.pack()
+    first = layer.packed
+    layer.pack()
+    assert layer.packed is first
+
+
 def test_rows_do_not_depend_on_their_number():
     """So that verifying many rows gives the numbers that decoding one row gives."""
     layer = made(torch.bfloat16, bias=False)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from peagle.errors import InputError
 from peagle.models import weights
+from peagle.models.loading import stored_bytes
 from peagle.ops.weight import QuantizedWeight
 from peagle.train import schedule
 from peagle.train.packing import Document, pack
@@ -166,7 +167,9 @@ def test_packed_experts_count_as_what_they_are_in_memory(recipe_for, targets, tm
     parts = tiny.load_target(packed).modules()
     as_packed = sum(part.nbytes for part in parts if isinstance(part, QuantizedWeight))
     assert as_packed < unpacked / 5  # 17 bytes of 32 numbers, and scales that fill their columns
-    assert plain.memory()["target"] - other.memory()["target"] == unpacked - as_packed
+    kept, widened = (stored_bytes(packed, torch.float32, wide).layers for wide in (False, True))
+    assert widened - kept == unpacked - as_packed
+    assert plain.memory() == other.memory(), "a CPU widens them"
     assert plain.operations() == other.operations()
 
 

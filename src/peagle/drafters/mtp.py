@@ -24,6 +24,7 @@ from peagle.models.decoder import Attend, Decoder, decoder_layer
 from peagle.models.families import read_family, read_spec
 from peagle.models.families.family import Family
 from peagle.models.families.tensors import Place, centred
+from peagle.models.loading import widen_on_cpu
 from peagle.models.quantization import read_quantization
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
@@ -142,6 +143,7 @@ def load_mtp(directory: Path, target: Decoder) -> MTPHead:
     """
     weight = target.embed.weight
     model, _ = _read(directory, target, weight.dtype, weight.device)
+    widen_on_cpu(nn.ModuleList(model.own), weight)
     pack(model)
     return model.to(weight.device).eval()
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from peagle.config import EngineConfig
 from peagle.configuration import Config
-from peagle.device import resolve_device, resolve_dtype
+from peagle.device import kv_cache_memory, resolve_device, resolve_dtype
 from peagle.drafters.methods import load_network, proposer_for
 from peagle.engine.engine import Engine
 from peagle.engine_client.local import LocalEngine
 from peagle.models.decoder import Decoder
 from peagle.models.generation_config import end_tokens
 from peagle.models.kv_scales import asks_for_fp8
-from peagle.models.loading import load_decoder
+from peagle.models.loading import load_decoder, widen_on_cpu
 from peagle.set_acceptance import SetAcceptance
 from peagle.speculative_config import SpeculativeConfig
 
@@ -61,6 +61,9 @@ def load_target(directory: Path, config: EngineConfig) -> Decoder:
 
 def computing(decoder: Decoder, config: EngineConfig) -> Decoder:
     """The decoder, which computes from now on as a configuration says."""
+    weight = decoder.embed.weight
+    if weight.device.type == "cpu":
+        widen_on_cpu(decoder, weight, kv_cache_memory(config, weight.device))
     decoder.set_arithmetic(
         quantize_activations=config.quantize_activations, batch_invariant=config.batch_invariant
     )

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from peagle.device import require_memory
+from peagle.device import free_memory, gib, require_memory
 from peagle.errors import InputError
 from peagle.models.adapter import Adapter
 from peagle.models.decoder import Decoder, DecoderLayer, decoder_layer
@@ -33,6 +33,7 @@ from peagle.models.weights import (
     unexpected,
 )
 from peagle.ops.packing import pack
+from peagle.ops.weight import QuantizedWeight, weights_of, widen
 
 M = TypeVar("M", bound=nn.Module)
 LENGTHEN = (
@@ -60,6 +61,31 @@ def load_decoder(
     rules = target.rules(tensors)
     require_memory(bytes_of(rules, decoder, dtype), device, f"the weights of {directory}")
     return target.filled(decoder, rules, tensors, dtype, device)
+
+
+def widen_on_cpu(module: nn.Module, like: Tensor, spare: int = 0) -> None:
+    """Give a CPU plain weights in the type of `like`, where its memory has room for them.
+
+    Where it has none, a warning says so: each product widens a packed weight anew there, which
+    takes some thirty times as long. spare: bytes of that memory that are for others.
+    """
+    packed = (weight for weight in weights_of(module) if isinstance(weight, QuantizedWeight))
+    # that of a product is kept once more, laid out for it
+    copies = ((1 if len(weight.shape) == 3 else 2) * weight.numel() for weight in packed)
+    needed = like.itemsize * sum(copies) if like.device.type == "cpu" else 0
+    if not needed:
+        return
+    free = max(free_memory(like.device) - spare, 0)
+    if needed <= free:
+        widen(module, like.dtype)
+        pack(module.requires_grad_(False))
+        return
+    less = ", or take dtype bfloat16 (half as much)" if like.dtype == torch.float32 else ""
+    warnings.warn(
+        f"packed weights stay packed, which is slow on a CPU: widened they take {gib(needed)} GiB, "
+        f"and {gib(free)} are free besides keys and values; free memory{less}",
+        stacklevel=3,
+    )
 
 
 def check_length(spec: DecoderSpec, max_model_len: int) -> None:
@@ -131,13 +157,16 @@ class Stored:
     layers: int
 
 
-def stored_bytes(directory: Path, dtype: torch.dtype) -> Stored:
+def stored_bytes(directory: Path, dtype: torch.dtype, widened: bool = False) -> Stored:
     """Memory of a target, of whose tensors the names alone are needed: those of an index will do.
 
     Where there are none, as of one on the hub whose files are not fetched, nothing is packed.
+    widened: whether nothing is, whatever its files hold.
     """
     target = _Target(directory, *read_family(directory), read_quantization(directory))
     decoder, rules = target.without_values(1), target.rules(known_names(directory))
+    if widened:
+        rules = decoder_rules(target.family, target.spec)
     of_ends = {rule.ours for rule in end_rules(target.family, target.spec)}
     ends = bytes_of((rule for rule in rules if rule.ours in of_ends), decoder, dtype)
     return Stored(ends, bytes_of(rules, decoder, dtype) - ends)

@@ -44,7 +44,8 @@ class Linear(Packable):
         return other
 
     def pack(self) -> None:
-        """Lay the weight out for inference on a CPU, where this torch build can."""
-        if isinstance(self.weight, Tensor) and self.weight.device.type == "cpu":
+        """Lay the weight out for inference on a CPU, once, where this torch build can."""
+        own = self.weight
+        if self.packed is None and isinstance(own, Tensor) and own.device.type == "cpu":
             bias = None if self.bias is None else self.bias.detach()
-            self.packed = packed_product(self.weight.detach(), bias)
+            self.packed = packed_product(own.detach(), bias)

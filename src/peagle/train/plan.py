@@ -92,7 +92,7 @@ class Forecast(Preflight):
         if teacher.own:
             with torch.device("meta"):
                 multiplied = in_products(Decoder(teacher.spec, 1).layers)
-            stored = stored_bytes(teacher.directory, dtype)
+            stored = stored_bytes(teacher.directory, dtype, widened=device.type == "cpu")
         else:
             multiplied = foreign.multiplied(teacher.directory)
             stored = foreign.foreign_bytes(teacher.directory, dtype)

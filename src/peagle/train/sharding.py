@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from peagle.models.decoder import Decoder
-from peagle.models.loading import load_decoder, load_ends, load_layers
+from peagle.models.loading import load_decoder, load_ends, load_layers, widen_on_cpu
 from peagle.train.parallel import Ranks
 
 
@@ -20,7 +20,9 @@ def load_sharded(
     run every pass together, since they gather each layer from one another just before it runs.
     """
     if ranks.size == 1:
-        return load_decoder(directory, dtype, device, lora=lora)
+        decoder = load_decoder(directory, dtype, device, lora=lora)
+        widen_on_cpu(decoder, decoder.embed.weight)
+        return decoder
     decoder = load_ends(directory, dtype, device, None, lora)
     mesh = init_device_mesh(device.type, (ranks.size,))
     ends = set(decoder.parameters())

@@ -14,7 +14,7 @@ from peagle.errors import InputError
 from peagle.models.ends import Ends
 from peagle.models.families import has_family, read_spec
 from peagle.models.foreign import ends_of, final_norm, load_foreign, read_target_spec
-from peagle.models.loading import load_ends
+from peagle.models.loading import load_ends, widen_on_cpu
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     ADAPTER,
@@ -92,6 +92,7 @@ class Teacher:
             model = load_foreign(self.directory, dtype, device, layers=False)
             return ends_of(model, self.spec), final_norm(model)
         ends = load_ends(self.directory, dtype, device, lora=self.lora)
+        widen_on_cpu(ends, ends.embed.weight)
         return ends, lambda stream: ends.norm(stream / self.spec.residual_multiplier)
 
     def read_written(
