@@ -30,8 +30,8 @@ class Compared(BothDrafters):
     speculative_config: str | None = None
     """vLLM's JSON, in place of --drafter and --k."""
     methods: Several[str] | None = None
-    """Methods to run: any of none, ngram, eagle3, peagle, mtp, or another package's. Default: none,
-    and those with a drafter"""
+    """Methods to run: any of none, ngram, eagle3, peagle, dflash, mtp, or another package's.
+    Default: none, and those with a drafter"""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
