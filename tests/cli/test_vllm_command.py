@@ -123,6 +123,7 @@ def test_what_is_off_or_as_by_default_is_never_refused(read):
         ("t --served-model-name a b", "t --served-model-name a --served-model-name b"),
         ("t --served-model-name=a --port 9", "t --served-model-name a --port 9"),
         ("t --api-key a --api-key b", "t --api-key a --api-key b"),
+        ("--api-key a --api-key b", "--api-key a --api-key b"),
         ("--model t --port 9", "--target t --port 9"),
         ("--enforce-eager t", "t --enforce-eager"),
         ("t --spec-model d --spec-tokens 3 --spec-method eagle3", "t --drafter d --k 3"),

@@ -105,10 +105,10 @@ def _read(words: Iterable[str], known: Mapping[str, Flag]) -> tuple[list[Given],
         if " " not in name:
             reader.add_argument(name, nargs=NARGS[flag.takes], action=_Keep, const=flag)
     given: dict[str, Given] = {}
-    _, others = reader.parse_known_args([*_with_objects(words)], argparse.Namespace(given=given))
-    several = next((one for one in given.values() if len(one.values) > 1), None)
-    if several and not others and "--target" not in given:
-        told = f"{several.name} {' '.join(several.values)}"
+    found = argparse.Namespace(given=given, several=None)
+    _, others = reader.parse_known_args([*_with_objects(words)], found)
+    if found.several and not others and "--target" not in given:
+        told = f"{found.several.name} {' '.join(found.several.values)}"
         raise InputError(f"{told}: give the target before it, or as --target")
     return list(given.values()), others
 
@@ -124,6 +124,8 @@ class _Keep(argparse.Action):
     def __call__(self, parser: Any, found: Any, values: Any, name: str | None = None) -> None:
         flag: Flag = self.const
         given = [values] if isinstance(values, str) else values
+        if len(given) > 1:
+            found.several = Given(flag, name or "", given)  # a target may be among them
         before = found.given.pop(flag.name, None)
         if before is not None and flag.takes == "=+":
             given = before.values + given
