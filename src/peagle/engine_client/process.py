@@ -85,7 +85,7 @@ class RemoteEngine(EngineClient):
         except BaseException:
             self.close()
             raise
-        self._stats = ready.stats
+        self._stats, self._stepped = ready.stats, False
         super().__init__(ready.facts, pid)
         self._heard, self._age = time.monotonic(), 0.0
         """When the process was heard last, and how old its step was then."""
@@ -177,7 +177,8 @@ class RemoteEngine(EngineClient):
             self._waker.send(b"\0")
 
     def kill(self) -> None:
-        """Nothing: only who started the process may end it."""
+        """Let nothing pass any more: only who started the process may end it."""
+        self._channel.end()
 
     def close(self) -> None:
         """Say nothing any more."""
@@ -199,10 +200,11 @@ class RemoteEngine(EngineClient):
         self._heard, self._age = time.monotonic(), 0.0
         match message:
             case messages.Beat(age, stats):
-                # a step's are newer where it has brought some
-                self._age, self._stats = age, self._stats if self._running else stats
+                # those of a step that came since the last beat may be newer
+                self._age, self._stats = age, self._stats if self._stepped else stats
+                self._stepped = False
             case messages.Stepped(outputs, stats):
-                self._stats = stats
+                self._stats, self._stepped = stats, True
                 return self._wanted(outputs)
             case messages.Answered(number):
                 self._calls.pop(number).set_result(message)
