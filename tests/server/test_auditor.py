@@ -21,6 +21,7 @@ from peagle.server import auditor as audits
 from peagle.server.auditor import Auditor
 from peagle.server.metrics import Metrics
 from peagle.server.settings import ServerSettings
+from peagle.server.siblings import Siblings
 
 
 class Server:
@@ -65,6 +66,32 @@ class Server:
 
 def damaged(tokens: tuple[int, ...]) -> tuple[int, ...]:
     return (*tokens[:12], tokens[12] + 1, *tokens[13:])
+
+
+def test_an_audit_counts_for_all_processes_in_front_of_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """One that gets no requests does not tell of an hour without audits."""
+    monkeypatch.setattr(audits, "IDLE", 0.0)
+    server = Server(tmp_path)
+    other = Metrics("demo", server.llm.llm.engine, server.llm.llm.draft_totals)
+    server.metrics.siblings = other.siblings = Siblings(2)
+    other.siblings.began -= 4000.0
+    assert since_audit(other) > 4000.0
+
+    async def serve() -> None:
+        async with server.auditing():
+            await server.answer()
+            await server.until(lambda: server.count("equal") == 1)
+
+    asyncio.run(serve())
+    assert since_audit(other) < 3600.0
+
+
+def since_audit(metrics: Metrics) -> float:
+    found = re.search(r"audit_seconds_since_last\{.*} (\S+)", metrics.text().decode())
+    assert found is not None
+    return float(found[1])
 
 
 def test_findings_are_counted_logged_without_text_and_replayed(

@@ -59,8 +59,7 @@ class Auditor:
     def offer(self, request: Prepared, done: Completion) -> None:
         """Take an answer that has been served, or leave it."""
         suspect = self._is_suspect(done)
-        last = self._metrics.engines[done.replica].audited
-        often = time.monotonic() - last > OFTEN and not self._waiting
+        often = self._metrics.since_audit(done.replica) > OFTEN and not self._waiting
         if not (suspect or often or random.random() < self._settings.audit):
             return
         if (case := AuditCase.of(request, done)) is None:
@@ -117,7 +116,7 @@ class Auditor:
             log.warning(f"request {done.request_id}: {error}")
             self._count("dropped", done)
             return
-        self._metrics.engines[done.replica].audited = time.monotonic()
+        self._metrics.siblings.audited[done.replica] = time.monotonic()
         self._count(verdict.result, done)
         replica = done.replica
         self._metrics.count("peagle:audited_tokens", len(verdict.margins), replica=replica)

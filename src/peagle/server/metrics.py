@@ -6,8 +6,7 @@ import math
 import re
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
@@ -61,7 +60,9 @@ class Metrics(Collector):
     ) -> None:
         registry = CollectorRegistry()
         each = [(model_name, str(index)) for index, _ in enumerate(drafts)]
-        self._engine, self._drafts, self._registry = engine, drafts, registry
+        self.engine, self.drafts, self._registry = engine, drafts, registry
+        self.siblings = Siblings()
+        """Processes whose counts are added."""
         self._series: dict[tuple[str | int, ...], Any] = {}
         """Each by its name, its engine's index, and the value of its own label."""
         for name, (text, label, values) in TABLE["counters"].items():
@@ -74,17 +75,12 @@ class Metrics(Collector):
             histogram = Histogram(name, _about(name), LABELS, registry=registry, buckets=bounds)
             for index, labels in enumerate(each):
                 self._series[name, index] = histogram.labels(*labels)
-        self.engines = [
-            _StateCollector(labels, partial(_replica, engine, index), drafts[index])
-            for index, labels in enumerate(each)
-        ]
+        self.engines = [_StateCollector(self, *one) for one in enumerate(each)]
         """What is counted for each engine."""
         registry.register(_Merged(self.engines))
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         self._seen = self._counts()
-        self.siblings = Siblings()
-        """Processes whose counts are added."""
 
     def text(self) -> bytes:
         """Everything in Prometheus's text format."""
@@ -114,7 +110,7 @@ class Metrics(Collector):
             now - then for now, then in zip(self._seen, before, strict=True)
         )
         found = max(hits, 0) / max(queries, hits, 1)  # an engine that began again counts from 0
-        stats = self._engine.stats
+        stats = self.engine.stats
         if not tokens and not stats.running and not stats.waiting:
             return None
         return (
@@ -138,9 +134,13 @@ class Metrics(Collector):
         """Add a value to a histogram of an engine."""
         self._series[name, replica].observe(value)
 
+    def since_audit(self, replica: int) -> float:
+        """Seconds since the last audit of an engine ended, or since there could be any."""
+        return time.monotonic() - max(self.siblings.audited[replica], self.siblings.began)
+
     def _counts(self) -> tuple[float, ...]:
         """What `line` tells the growth of."""
-        stats, drafts = self._engine.stats, DraftTotals.pooled(self._drafts)
+        stats, drafts = self.engine.stats, DraftTotals.pooled(self.drafts)
         tokens = sum(engine.tokens for engine in self.engines)
         did = drafts.lengths.total(), drafts.cycles, drafts.accepted
         return time.monotonic(), tokens, *did, stats.prefix_queries, stats.prefix_hits
@@ -222,22 +222,22 @@ class _Merged(Collector):
 class _StateCollector:
     """What an engine and its drafts have come to at the moment of the scrape, and what every chunk
     counts, where a lock for each would cost more than the count.
-
-    find: the engine, which may be another one in its place by then.
     """
 
-    def __init__(
-        self, labels: tuple[str, str], find: Callable[[], EngineClient], drafts: DraftTotals
-    ) -> None:
-        self._labels, self._find, self._drafts = labels, find, drafts
-        self._process = ProcessCollector("peagle_engine", lambda: find().pid, registry=None)
+    def __init__(self, metrics: Metrics, index: int, labels: tuple[str, str]) -> None:
+        self._metrics, self._index, self._labels = metrics, index, labels
+        self._drafts = metrics.drafts[index]
+        self._process = ProcessCollector("peagle_engine", lambda: self._engine.pid, registry=None)
         self.tokens = 0
         """Tokens generated."""
-        self.audited = time.monotonic()
-        """When the last audit ended, or this began."""
         self._seconds = 0.0
         self._counts = [0] * (len(FAST_SECONDS) + 1)
         """Chunks by the first bound that is not below the time since the one before."""
+
+    @property
+    def _engine(self) -> EngineClient:
+        """The engine, which may be another one in its place by the next scrape."""
+        return self._metrics.engine.replicas[self._index]
 
     def between(self, seconds: float) -> None:
         """Count the time between two chunks."""
@@ -268,7 +268,7 @@ class _StateCollector:
 
     def _values(self) -> Iterator[Metric]:
         """Those of one sample."""
-        engine, did, idle = self._find(), self._drafts, time.monotonic() - self.audited
+        engine, did, idle = self._engine, self._drafts, self._metrics.since_audit(self._index)
         stats, gauge, counter = engine.stats, GaugeMetricFamily, CounterMetricFamily
         for kind, name, value in (
             (gauge, "vllm:num_requests_running", stats.running),
@@ -290,7 +290,7 @@ class _StateCollector:
 
     def _labelled(self) -> Iterator[Metric]:
         """Those of a sample for each value of a label."""
-        engine, did, counter = self._find(), self._drafts, CounterMetricFamily
+        engine, did, counter = self._engine, self._drafts, CounterMetricFamily
         stopped = [((why,), float(why == engine.stats.drafting_stopped)) for why in STOPS]
         yield self._family(GaugeMetricFamily, "peagle:drafting_stopped", stopped, "reason")
         accepted = [((str(place),), n) for place, n in enumerate(did.accepted_per_position)]
@@ -301,7 +301,7 @@ class _StateCollector:
 
     def _facts(self) -> Iterator[Metric]:
         """What never changes, in labels."""
-        facts = self._find().facts
+        facts = self._engine.facts
         cache = {"block_size": facts.block_size, "num_gpu_blocks": facts.num_blocks}
         build = {
             "version": version("peagle"),
@@ -326,10 +326,6 @@ class _StateCollector:
         for values, sample in samples:
             family.add_metric((*self._labels, *values), sample)
         return family
-
-
-def _replica(engine: EngineClient, index: int) -> EngineClient:
-    return engine.replicas[index]
 
 
 def _is_counted(metric: Metric) -> bool:

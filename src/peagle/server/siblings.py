@@ -1,6 +1,7 @@
 """What the processes in front of one engine know of each other."""
 
 import mmap
+import time
 
 ROOM = 1 << 16
 """Bytes for the counts of one process, far more than there are."""
@@ -18,3 +19,6 @@ class Siblings:
         """Sequences that wait or run by way of each process."""
         self.counts = [memoryview(mmap.mmap(-1, ROOM)).cast("d") for _ in range(count)]
         """Of each process numbers that grow, in an order of their own, and zeros."""
+        self.audited = memoryview(mmap.mmap(-1, ROOM)).cast("d")
+        """When the last audit of each engine ended, by way of any process; 0: none has."""
+        self.began = time.monotonic()
