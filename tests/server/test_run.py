@@ -1,5 +1,6 @@
 """The process: how it starts, drains, ends and starts again."""
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -12,6 +13,8 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import uvicorn
@@ -24,6 +27,7 @@ from peagle.config import ChatConfig, EngineConfig
 from peagle.errors import InputError
 from peagle.pair import bundled
 from peagle.server.run import Announce, DrainingServer, bind, serve
+from peagle.server.service import Service
 from peagle.server.settings import ServerSettings
 
 PATIENCE = 200.0
@@ -109,6 +113,30 @@ def test_a_server_ends_with_its_engine(monkeypatch: pytest.MonkeyPatch):
     with bind("127.0.0.1", 0) as listener:
         assert serve(llm, ServerSettings(model_names=(NAME,)), listener) == 1
     assert not llm.alive
+
+
+def test_a_server_that_is_left_after_a_finding_is_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Also where something that does not end keeps it from its own end."""
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    service = Service(AsyncLLM(load), ServerSettings(model_names=(NAME,)))
+    service.distrusted = True
+    DrainingServer(uvicorn.Config(""), service, print)._leave()
+    assert codes == [1]
+
+
+@pytest.mark.parametrize("draining", [False, True])
+def test_a_signal_may_come_after_the_end(draining: bool, monkeypatch: pytest.MonkeyPatch):
+    """One of several processes that has ended by itself is asked to, all the same."""
+    monkeypatch.setattr(DrainingServer, "leave_after", lambda *_: None)
+    service: Any = SimpleNamespace(draining=draining)
+    server = DrainingServer(uvicorn.Config(""), service, print)
+    server._loop = asyncio.new_event_loop()
+    server._loop.close()
+    server.handle_exit(signal.SIGUSR1, None)
+    assert server.should_exit
 
 
 def test_sigterm_lets_requests_finish(process: Process):

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -127,7 +128,7 @@ def serve(
         service.close()
         if llm.alive:  # in a step that does not end
             server.leave_after(FAREWELL)
-    return int(llm.failed or service.distrusted)
+    return service.exit_code
 
 
 def serve_fronts(
@@ -144,11 +145,14 @@ def serve_fronts(
     siblings = Siblings(len(engine.fronts))
     host, port = listener.getsockname()[:2]
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # forks, too, leave them to this process
+    gc.freeze()  # what is here stays: forks that look through it to free it copy it, for seconds
     for index in range(len(engine.fronts)):
         listener = listener if index == 0 else bind(host, port, is_shared=True)
         if not (pid := os.fork()):
             llm.engine, siblings.index = engine.front(index), index
-            return serve(AsyncLLM(lambda: llm), settings, listener, announce, siblings)
+            code = serve(AsyncLLM(lambda: llm), settings, listener, announce, siblings)
+            signal.signal(DRAIN, signal.SIG_IGN)  # Python's own end is not interrupted
+            return code
         pids.add(pid)
         listener.close()  # where one has ended nobody is to wait
     engine.fronts.clear()  # each channel is closed once its fork has ended
@@ -241,14 +245,15 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; called for SIGTERM and SIGINT."""
-        if self._service.draining or self._loop is None:
+        loop = None if self._loop is None or self._loop.is_closed() else self._loop
+        if self._service.draining or loop is None:
             self.should_exit = self.force_exit = True
             self.leave_after(LAST)
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._service.abandon)
+            if loop is not None:
+                loop.call_soon_threadsafe(self._service.abandon)
             return
         self._service.draining = True
-        self._draining = asyncio.run_coroutine_threadsafe(self._drain(), self._loop)
+        self._draining = asyncio.run_coroutine_threadsafe(self._drain(), loop)
 
     async def _drain(self) -> None:
         log.info("draining; Ctrl-C or SIGTERM again to stop now")
@@ -266,7 +271,7 @@ class DrainingServer(uvicorn.Server):
 
     def _leave(self) -> None:
         self._service.abandon()
-        os._exit(int(self._service.failed))
+        os._exit(self._service.exit_code)
 
 
 def set_up_log(form: LogFormat) -> None:

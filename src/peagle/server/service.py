@@ -97,6 +97,11 @@ class Service:
         """Whether the engine has failed."""
         return self._async.failed
 
+    @property
+    def exit_code(self) -> int:
+        """That of the process: 1 where it is to be started again."""
+        return int(self.failed or self.distrusted)
+
     @contextlib.contextmanager
     def admit(self, sequences: int) -> Iterator[None]:
         """Reserve room for sequences. Raises `APIError`: 400 for more than may ever run, 503 during
