@@ -238,8 +238,9 @@ def test_a_server_ends_with_its_engine(fronts: Fronts):
     os.kill(fronts.engine, signal.SIGKILL)
     for stream in streams:
         assert "the engine failed" in last_event(stream.read())["error"]["message"]
-    fronts.process.communicate(timeout=PATIENCE)
+    _, errors = fronts.process.communicate(timeout=PATIENCE)
     assert fronts.process.returncode == 1
+    assert "the engine's process ended: killed by SIGKILL" in errors
 
 
 def test_all_end_with_the_one_that_was_started(fronts: Fronts):

@@ -282,6 +282,11 @@ class EngineProcess(RemoteEngine):
         front.ids = map(str, itertools.count(index, count))
         return front
 
+    @property
+    def own_end(self) -> str | None:
+        """How the process ended by itself; None: it runs."""
+        return None if self._process.poll() is None else self._end()
+
     def kill(self) -> None:
         self._process.kill()
 

@@ -157,6 +157,8 @@ def serve_fronts(
         listener.close()  # where one has ended nobody is to wait
     engine.fronts.clear()  # each channel is closed once its fork has ended
     code = _wait(pids)
+    if (end := engine.own_end) is not None:  # forks only see that their channels are closed
+        log.error(f"the engine's process ended: {end}")
     engine.kill()  # whatever it does: nobody needs it
     engine.close()
     return code
