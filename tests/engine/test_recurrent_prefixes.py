@@ -4,6 +4,7 @@ import pytest
 import tiny
 
 from peagle.config import SamplingParams
+from peagle.engine.block_pool import BlockPool
 from peagle.engine.engine import Engine
 
 NEW = 12
@@ -79,6 +80,17 @@ def test_states_are_reused_oldest_first(targets, drafter_of, expected, monkeypat
     texts, cached = run(engine, LONG, *others, LONG, others[1])
     assert texts == run(expected, LONG, *others, LONG, others[1])[0]
     assert cached == [0, 0, 0, 0, 40]
+
+
+def test_a_slot_that_two_prompts_of_a_step_get_holds_the_state_of_the_second(engine, expected):
+    """The second's prompt is longer: on the device it runs first."""
+    engine.blocks.states = BlockPool(1)
+    prompts = [[*LONG[:n], n] for n in (20, 47)]
+    how = SamplingParams(max_tokens=NEW)
+    tiny.run(engine, prompts, how)
+    again = [tiny.run(engine, [prompt], how)[0] for prompt in reversed(prompts)]
+    assert [request.cached for request in again] == [44, 0]
+    assert tiny.outputs(again) == run(expected, *reversed(prompts))[0]
 
 
 def test_a_restart_forgets_states_that_may_not_be_written(engine, expected):

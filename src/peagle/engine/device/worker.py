@@ -226,21 +226,22 @@ class DeviceWorker:
         """
         if not chunks:
             return (), None
-        chunks = in_order(chunks)
+        ordered = in_order(chunks)
         try:
-            followed = any(self._rows.followed(chunk.row) for chunk in chunks)
-            ends = self._prefill.run(chunks, followed)
+            followed = any(self._rows.followed(chunk.row) for chunk in ordered)
+            ends = self._prefill.run(ordered, followed)
             if self._memory.states is not None:
+                # in the step's order: a slot that several chunks get belongs to the last of them
                 self._memory.states.keep(chunks)
-            prompts = None if ends.scores is None else PromptLogprobs(chunks, ends.scores)
-            last = [chunk for chunk in chunks if chunk.completes]
+            prompts = None if ends.scores is None else PromptLogprobs(ordered, ends.scores)
+            last = [chunk for chunk in ordered if chunk.completes]
             if last:
                 self._edit(last, 0, ends.logits, Download(torch.empty(0)), logits)
                 self._rows.begin(last, ends)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             return (), None
-        return tuple(chunks), prompts
+        return tuple(ordered), prompts
 
     def _edit(
         self,
