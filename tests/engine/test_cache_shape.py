@@ -57,6 +57,15 @@ def test_layers_that_all_have_windows_bound_no_context():
     assert whole == 2 * 4096 // 16
 
 
+def test_layers_that_all_have_windows_hold_nothing_where_these_do_not_fit():
+    spec = DecoderSpec(96, 64, 2 * (LayerSpec(replace(SMALL, window=32), MLPSpec(96)),))
+    found = shape(spec, max_model_len=4096)
+    (whole, window), _ = found.divided(1, 1)
+    fits = window * found.windows[32]
+    assert [found.divided(memory, 1)[0][0] for memory in (fits - 1, fits)] == [0, 4096 // 16]
+    assert whole == 0, "so that the engine refuses to start"
+
+
 @given(
     st.integers(1, 64),
     st.integers(1, 2000),

@@ -98,8 +98,9 @@ class CacheShape:
             left = memory - self._bytes_of(windows)
             if left >= self.whole * self._least_blocks(seqs):
                 break
-        whole = min(left // self.whole, most) if self.whole else most
-        return (max(whole, 0), *windows), room // FLIGHTS * self._block_size
+        # where all layers have windows, these alone have to fit
+        whole = left // self.whole if self.whole else most * (left >= 0)
+        return (max(min(whole, most), 0), *windows), room // FLIGHTS * self._block_size
 
     def _bytes_of(self, windows: Sequence[int]) -> int:
         return sum(map(operator.mul, windows, self.windows.values()))
