@@ -243,6 +243,26 @@ def test_what_is_broken_on_disk_is_a_problem_among_the_others(peagle, target):
     assert "99 tokens" in problems[1]
 
 
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_a_configuration_that_cannot_be_read_is_a_problem_beside_its_tensors(
+    peagle, target, text: str
+):
+    (peagle / "config.json").write_text(text)
+    set_tensors(peagle, extra=torch.tensor([torch.nan]))
+    problems = diagnose(peagle, target).problems
+    assert len(problems) == 2
+    assert "config.json" in problems[0]
+    assert "NaN or infinite" in problems[1]
+
+
+def test_a_tensor_under_two_names_is_a_problem_among_the_others(peagle, target):
+    set_tensors(peagle, **{"midlayer.hidden_norm.weight": torch.ones(64)})
+    set_config(peagle, vocab_size=99)
+    problems = " ".join(diagnose(peagle, target).problems)
+    for part in ("one tensor under two names", "99 tokens"):
+        assert part in problems
+
+
 def test_weights_without_a_configuration_are_still_looked_at(peagle):
     (peagle / "config.json").unlink()
     found = diagnose(peagle)

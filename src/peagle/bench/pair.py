@@ -4,10 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from peagle.drafters.config_file import kind_of
-from peagle.drafters.dflash_checkpoint import is_dflash
 from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.kind import DFLASH, EAGLE3, KIND_OF_METHOD, KINDS, MTP, PEAGLE, Kind
-from peagle.drafters.mtp import is_mtp
+from peagle.drafters.methods import kind_shown
 from peagle.drafters.network import NetworkConfig
 from peagle.errors import InputError
 from peagle.models.weights import model_directory
@@ -94,8 +93,7 @@ class Pair:
 def method_of(drafter: str, kind: Kind | None = None) -> str:
     """The method that a drafter's files are of, if it is not said; raises `InputError`."""
     place = model_directory(drafter)
-    found = MTP if is_mtp(place) else DFLASH if is_dflash(place) else kind or kind_of(place)
-    return found.method
+    return (kind_shown(place) or kind or kind_of(place)).method
 
 
 def choose_pair(

@@ -74,10 +74,14 @@ Values = Mapping[str, Any]
 
 
 def is_dflash(directory: Path) -> bool:
-    """Whether a directory's `config.json` is that of a DFlash head."""
-    if not (directory / "config.json").is_file():
+    """Whether a directory's `config.json` is that of a DFlash head; not if it cannot be read."""
+    try:
+        return _is_heads(read_json(directory / "config.json"))
+    except InputError:  # which is told where a head is read
         return False
-    values = read_json(directory / "config.json")
+
+
+def _is_heads(values: Values) -> bool:
     if SPECULATORS in values:
         return values[SPECULATORS] in ALGORITHMS
     return architecture_of(values) in ARCHITECTURES
@@ -249,7 +253,7 @@ def read_dflash(directory: Path, target: Ends, max_length: int | None = None) ->
 
     max_length: as of `read_drafter`. Raises `InputError` naming every problem.
     """
-    if not is_dflash(directory):
+    if not _is_heads(read_json(directory / "config.json")):
         raise InputError(f"{directory} is no DFlash head; give method eagle3")
     config, tensors = (
         read_block_config(directory, target.spec),

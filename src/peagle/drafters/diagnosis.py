@@ -26,15 +26,11 @@ from peagle.drafters.checkpoint import (
 )
 from peagle.drafters.config_file import config_problems, read_drafter_config
 from peagle.drafters.correction import FOLDER, selector_problems, selector_tensors
-from peagle.drafters.dflash_checkpoint import (
-    block_problems,
-    is_dflash,
-    published_names,
-    read_block_config,
-)
+from peagle.drafters.dflash_checkpoint import block_problems, published_names, read_block_config
 from peagle.drafters.kind import DFLASH, MTP, PEAGLE, Kind
+from peagle.drafters.methods import kind_shown
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
-from peagle.drafters.mtp import check_mtp, is_mtp
+from peagle.drafters.mtp import check_mtp
 from peagle.drafters.network import NetworkConfig
 from peagle.errors import InputError
 from peagle.models.families import has_family, read_spec
@@ -82,12 +78,14 @@ def diagnose(directory: Path, target: Path | None = None, kind: Kind | None = No
     shape = None
     if target is not None:
         shape = _attempt(lambda: read_target_spec(target), problems)
-    if is_mtp(directory):
+    shown = kind_shown(directory)
+    if shown is MTP:
         return diagnose_mtp(directory, target, kind)
-    if is_dflash(directory):
+    if shown is DFLASH:
         return _diagnose_block(directory, shape, kind, problems)
     config = _attempt(lambda: _read_drafter(directory, shape), problems)
-    tensors = normalised(_read_tensors(directory, problems))
+    stored = _read_tensors(directory, problems)
+    tensors = _attempt(lambda: normalised(stored), problems) or {}
     if is_whole_model(tensors):
         problems = [WHOLE_MODEL]
         config = None

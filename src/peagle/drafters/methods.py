@@ -8,7 +8,7 @@ import torch
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.dflash import DFlash
 from peagle.drafters.dflash_checkpoint import is_dflash, load_dflash
-from peagle.drafters.kind import DFLASH, MTP, PEAGLE, Kind, kind_asked
+from peagle.drafters.kind import DFLASH, KIND_OF_METHOD, MTP, PEAGLE, Kind, kind_asked
 from peagle.drafters.lookup import Lookup
 from peagle.drafters.mtp import is_mtp, load_mtp
 from peagle.drafters.network import Network
@@ -30,6 +30,14 @@ def drafter_for(model: Network) -> Drafter:
     return DRAFTERS.get(model.config.kind, SequentialDrafter)(model)
 
 
+def kind_shown(directory: Path) -> Kind | None:
+    """The kind of a head that its files show, whatever method is given: MTP or DFlash.
+
+    None: it is one of `KINDS`, if it is a head.
+    """
+    return MTP if is_mtp(directory) else DFLASH if is_dflash(directory) else None
+
+
 def load_network(speculation: SpeculativeConfig, directory: Path, target: Decoder) -> Network:
     """The network of a configuration that has one. directory: the target's.
 
@@ -38,9 +46,10 @@ def load_network(speculation: SpeculativeConfig, directory: Path, target: Decode
     if speculation.model is None:
         return load_mtp(directory, target)
     place = model_directory(speculation.model, revision=speculation.revision)
-    if speculation.method == MTP.method or is_mtp(place):
+    kinds = KIND_OF_METHOD[speculation.method], kind_shown(place)
+    if MTP in kinds:
         return load_mtp(place, target)
-    if speculation.method == DFLASH.method or is_dflash(place):
+    if DFLASH in kinds:
         return load_dflash(place, target, speculation.quantization)
     kind = kind_asked(speculation.parallel_drafting)
     return load_drafter(place, target, kind, speculation.quantization)
