@@ -1,6 +1,7 @@
 """DFlash heads: drafts are z-lab's own, and no text depends on them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import dflash_heads as heads
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file, save_file
 
 from peagle.bench.pair import choose_pair, method_of
 from peagle.config import SamplingParams
@@ -238,3 +240,23 @@ def test_it_is_measured_by_its_own_method(target: Decoder, tmp_path: Path) -> No
     )
     with pytest.raises(InputError, match="needs a drafter: give --drafter DIR"):
         choose_pair(["dflash"], None, {})
+
+
+@pytest.mark.parametrize(
+    ("d2t", "message"),
+    [
+        (None, "d2t, which is missing"),
+        (torch.arange(32) * 3, "does not map every draft id"),
+        (-torch.arange(32), "maps 31 draft ids to tokens that others have"),
+    ],
+)
+def test_check_says_what_is_wrong_with_a_reduced_vocabulary(
+    tmp_path: Path, d2t: torch.Tensor | None, message: str
+) -> None:
+    head = heads.save_speculators_head(tmp_path / "head", list(range(0, heads.VOCAB, 3)))
+    target = heads.save_target(tmp_path / "target")
+    assert diagnose(head, target).problems == ()
+    tensors = load_file(head / "model.safetensors") | {"d2t": d2t}
+    save_file({k: v for k, v in tensors.items() if v is not None}, head / "model.safetensors")
+    [problem] = diagnose(head, target).problems
+    assert re.search(message, problem)

@@ -247,26 +247,36 @@ def head_for_drafts(target: Ends) -> Linear:
 
 
 def attach_vocabulary(model: Network, tensors: Mapping[str, Tensor]) -> None:
-    """Give a drafter its map to target ids. Raises `InputError` when d2t is missing or wrong."""
+    """Give a drafter its map to target ids. Raises `InputError` as `draft_offsets`."""
+    offsets = draft_offsets(model.config, tensors)
+    if offsets is not None:
+        model.readout.d2t = offsets
+
+
+def draft_offsets(config: NetworkConfig, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """What is added to each draft id to make it a target id; None: it is one.
+
+    Raises `InputError` when d2t is missing or wrong.
+    """
     d2t = tensors.get(D2T)
-    if not model.config.reduced_vocabulary:
+    if not config.reduced_vocabulary:
         if d2t is not None and bool(d2t.any()):
             raise InputError(
                 "d2t maps draft ids although the draft vocabulary is the full one; set "
                 "draft_vocab_size to the number of draft ids"
             )
-        return
+        return None
     if d2t is None:
         raise InputError("a reduced draft vocabulary needs the tensor d2t, which is missing")
-    if not _maps_every_draft_id(d2t, model.config):
+    if not _maps_every_draft_id(d2t, config):
         raise InputError(
             "d2t does not map every draft id to a target id; it holds offsets, not ids"
         )
-    model.readout.d2t = d2t.to(torch.int64)
+    return d2t.to(torch.int64)
 
 
-def vocabulary_doubts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> list[str]:
-    """What is wrong with a map that `attach_vocabulary` takes; see `vocabulary.doubts`."""
+def vocabulary_doubts(config: NetworkConfig, tensors: Mapping[str, Tensor]) -> list[str]:
+    """What is wrong with a map that `draft_offsets` takes; see `vocabulary.doubts`."""
     if not config.reduced_vocabulary:
         return []
     return doubts(tensors[D2T], tensors.get(T2D), config.transformer.vocab_size)

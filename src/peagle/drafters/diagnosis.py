@@ -15,7 +15,7 @@ from peagle.drafters.checkpoint import (
     MASK_HIDDEN,
     T2D,
     WHOLE_MODEL,
-    attach_vocabulary,
+    draft_offsets,
     drafter_rules,
     feature_problems,
     is_whole_model,
@@ -117,6 +117,7 @@ def _diagnose_block(
     if kind not in (None, DFLASH):
         problems.append(f"its kind is {config.kind.name}, not {kind.name}; give it as --drafter")
     problems += block_problems(config, shape or _implied_target(config), tensors)
+    problems += _vocabulary_problems(config, tensors) if tensors else []
     transformer = config.transformer
     sees = {each.causal: None for each in transformer.attention.values()}
     way = " and ".join("causal" if causal else "both ways" for causal in sees)
@@ -224,11 +225,14 @@ def _tensor_problems(
     if problems:
         advice = "export it again with the config.json of its training"
         problems = [f"{'; '.join(problems)}; {advice}"]
-    before = len(problems)
-    _attempt(lambda: attach_vocabulary(model, tensors), problems)
-    if len(problems) == before:
-        problems += vocabulary_doubts(config, tensors)
-    return problems
+    return problems + _vocabulary_problems(config, tensors)
+
+
+def _vocabulary_problems(config: NetworkConfig, tensors: Mapping[str, Tensor]) -> list[str]:
+    """What is wrong with the map from draft ids to target ids."""
+    problems: list[str] = []
+    _attempt(lambda: draft_offsets(config, tensors), problems)
+    return problems or vocabulary_doubts(config, tensors)
 
 
 def _config_facts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> dict[str, str]:
