@@ -27,7 +27,7 @@ What `LLM` has of it, in this process or another, is `peagle.engine_client`.
 - What passes between: `step`. A worker keeps what a request needs from step to step by its table
   row, and nobody else knows that.
 - What carries it out: `worker`, of which there are two, `host` and `device`, over a
-  `request_memory` (of `request_table`, `kv_cache`, `fixed_memory` for recurrent layers, `history`),
-  `spans` and `logprobs`; `thread_count` says on how many of a CPU's threads.
+  `request_memory` (of `request_table`, `kv_cache`, `recurrent_states`, `history`), `spans` and
+  `logprobs`; `thread_count` says on how many of a CPU's threads.
 - What the host decides within a step: `logits_processor`, which asks a request's `constraint`.
 """

@@ -16,7 +16,7 @@ SEQ_TOKENS = 512
 FLIGHTS = 2
 """Steps whose rows may lie between a window and what comes next: one in flight, one launched."""
 PROMPTS_SHARE = 4
-"""At most a part in this many of the memory goes to prompts' rows in windows."""
+"""Windows give prompts' rows at most one part in this many of the memory."""
 
 
 class CacheShape:

@@ -12,8 +12,8 @@ from peagle.drafters.proposer import Needs
 from peagle.engine.block_groups import BlockGroups
 from peagle.engine.block_pool import BlockPool
 from peagle.engine.cache_shape import SEQ_TOKENS, CacheShape
-from peagle.engine.fixed_memory import fixed_bytes
 from peagle.engine.kv_cache import kv_dtype
+from peagle.engine.recurrent_states import state_bytes
 from peagle.engine.step import MOST_UNSEEN
 from peagle.errors import MemoryShortageError
 from peagle.models.decoder import Decoder
@@ -23,8 +23,8 @@ MOST_SEQS = {"cpu": 64, "cuda": 512}
 """Requests at once, at most, where no number was asked for."""
 FEWEST_SEQS = 64
 STATES_SHARE, STATES_PER_SEQ = 5, 2
-"""At most a part in so many of the cache's memory goes to states of prefixes, besides what the
-longest request needs, and to so many of them for each request."""
+"""States of prefixes take at most one part in `STATES_SHARE` of the memory that the longest request
+leaves, and there are at most `STATES_PER_SEQ` of them for each request."""
 PROMPT_SIZES = (16, 64, 128, 256, 384, 512, 640, 768, 896, 1024)
 """Rows of prompts that a GPU captures. With more, it is busy longer than the host."""
 SMALLEST_CONTEXT = 256
@@ -75,20 +75,20 @@ def capacity_of(target: Decoder, needs: Needs, k: int, config: EngineConfig) -> 
     """Divide the memory. Raises `MemoryShortageError` when it cannot hold one sequence."""
     device = target.embed.weight.device
     rows, shape = batched_tokens(config, device), cache_shape(target, needs, k, config)
-    missed = _missed(target, needs) if config.draft_length == "auto" else 0
-    fixed = fixed_bytes(target.spec, k, target.embed.weight.dtype)
+    unseen = _unseen_bytes(target, needs) if config.draft_length == "auto" else 0
+    state_size = state_bytes(target.spec, k, target.embed.weight.dtype)
 
     def memory(num_seqs: int) -> int:
         """Bytes of the KV cache beside what so many requests need in a step."""
-        needed = _workspace(target, needs, rows, num_seqs, k) + num_seqs * (missed + fixed)
+        needed = _workspace(target, needs, rows, num_seqs, k) + num_seqs * (unseen + state_size)
         return kv_cache_memory(config, device, needed)
 
     num_seqs = config.max_num_seqs or _num_seqs(shape, memory, MOST_SEQS[device.type])
     left, states = memory(num_seqs), None
-    if fixed:
+    if state_size:
         room = max(left - shape.needed(1, shape.longest), 0)
-        states = min(room // STATES_SHARE // fixed, STATES_PER_SEQ * num_seqs)
-        left -= states * fixed
+        states = min(room // STATES_SHARE // state_size, STATES_PER_SEQ * num_seqs)
+        left -= states * state_size
     (whole, *windows), most_prompts = shape.divided(left, num_seqs)
     prompts = prompt_tokens(config, device)
     return Capacity(
@@ -139,7 +139,7 @@ def _workspace(target: Decoder, needs: Needs, rows: int, requests: int, k: int) 
     return ((rows + captured) * width + logits) * target.embed.weight.dtype.itemsize + counts
 
 
-def _missed(target: Decoder, needs: Needs) -> int:
+def _unseen_bytes(target: Decoder, needs: Needs) -> int:
     """Bytes of a request's projected features that wait for the drafter, at most."""
     hidden = 0 if needs.cache is None else needs.cache.hidden_size
     return MOST_UNSEEN * hidden * target.embed.weight.dtype.itemsize

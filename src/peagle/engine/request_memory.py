@@ -2,9 +2,9 @@
 
 from peagle.engine.capacity import Capacity
 from peagle.engine.drafting import Drafting
-from peagle.engine.fixed_memory import FixedMemory
 from peagle.engine.history import History
 from peagle.engine.kv_cache import KVCache
+from peagle.engine.recurrent_states import RecurrentStates
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import Step
 from peagle.models.decoder import Decoder
@@ -32,11 +32,11 @@ class RequestMemory:
         """The proposer's; None where it has no network."""
         if needs.cache is not None:
             self.network_cache = KVCache(needs.cache, *given, kept=kept)
-        self.states: FixedMemory | None = None
+        self.states: RecurrentStates | None = None
         """Of recurrent layers; None where there are none."""
         if target.spec.recurrent:
             sizes = len(table.limits), capacity.states or 0, drafting.k
-            self.states = FixedMemory(target.spec, *sizes, weight.dtype, weight.device)
+            self.states = RecurrentStates(target.spec, *sizes, weight.dtype, weight.device)
         self.history = History(table.slots.shape, weight.device) if needs.history else None
         """The texts, for a proposer that reads them."""
 

@@ -181,8 +181,8 @@ class DeviceBatch:
             followed = state.ks.index_select(0, requests) > 0
             side.proposer.learn(draft, path, followed)
         commit(state, requests, path, features)
-        if (memory := side.models.memory) is not None:
-            memory.commit(requests, state.results[:, 0].index_select(0, requests))
+        if (states := side.models.states) is not None:
+            states.commit(requests, state.results[:, 0].index_select(0, requests))
 
 
 def _placed(rows: PassRows, tree: Tree) -> PassRows:

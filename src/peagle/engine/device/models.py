@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.fused import FusedDrafter
-from peagle.engine.fixed_memory import FixedMemory
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logprobs import Scores, score
+from peagle.engine.recurrent_states import RecurrentStates
 from peagle.models.decoder import Decoder, Recur
 from peagle.models.fused import AttendProduct, Taps, fused_target
 from peagle.ops import residual
@@ -63,14 +63,14 @@ class DeviceModels:
         target: Decoder,
         network: FusedDrafter | None,
         caches: tuple[KVCache, KVCache | None],
-        memory: FixedMemory | None = None,
+        states: RecurrentStates | None = None,
     ) -> None:
-        """caches: the target's, and the network's where there is one; memory: of the target's
+        """caches: the target's, and the network's where there is one; states: of the target's
         recurrent layers."""
         self.target, self.network = target, network
         self.layers = fused_target(target)
         self.target_cache, self.network_cache = caches
-        self.memory = memory
+        self.states = states
 
     @property
     def caches(self) -> list[KVCache]:
@@ -96,8 +96,8 @@ class DeviceModels:
         reads = None if to_the_end else ends
         given = attention(self.target_cache), taps, reads, self._recur(prompts)
         stream, last = self.layers(x, first, *given)
-        if self.memory is not None and prompts.recurrent is not None:
-            self.memory.settle(prompts.recurrent.requests)
+        if self.states is not None and prompts.recurrent is not None:
+            self.states.settle(prompts.recurrent.requests)
         features = self.features(taps)
         if features is not None:
             self.fill_network(prompts.following, features, attention)
@@ -112,14 +112,14 @@ class DeviceModels:
     def _recur(self, prompts: PromptRows) -> Recur | None:
         """The recurrences of prompt rows; None where no layer is one."""
         rows = prompts.recurrent
-        return None if self.memory is None or rows is None else self.memory.open(rows)
+        return None if self.states is None or rows is None else self.states.open(rows)
 
     def recur(self, rows: PassRows) -> Recur | None:
         """The target's recurrences for one pass over cached requests, whose first rows are sure."""
-        if self.memory is None:
+        if self.states is None:
             return None
         spans = rows.requests, rows.starts, rows.firsts, rows.counts, torch.ones_like(rows.counts)
-        return self.memory.open(DeltaRows(*spans, self.memory.accepted, rows.most))
+        return self.states.open(DeltaRows(*spans, self.states.accepted, rows.most))
 
     def fill_network(self, following: Tensor, features: Tensor, attention: Attention) -> None:
         """Write the drafter's keys and values of some rows.

@@ -47,8 +47,8 @@ class Prefill:
         following += [0] * padding
         spans = [Span(chunk.row, chunk.start, chunk.rows) for chunk in chunks]
         attention = prompt_attention(self._table, spans, padding)
-        memory = self._models.memory
-        recurrent = None if memory is None else memory.rows_of(spans, [s.count for s in spans])
+        states = self._models.states
+        recurrent = None if states is None else states.rows_of(spans, [s.count for s in spans])
         own, after, ends = (upload(each, device) for each in (tokens, following, _ends(chunks)))
         rows = PromptRows(own, after, ends, recurrent, upload(scored, device) if scored else None)
         return self._models.fill(rows, attention, followed)

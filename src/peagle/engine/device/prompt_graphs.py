@@ -96,11 +96,11 @@ class PromptGraph:
 
     def _recurrent(self, spans: Tensor) -> DeltaRows | None:
         """The chunks for layers that are recurrences. spans: as packed, [4 * chunks]."""
-        memory = self._models.memory
-        if memory is None:
+        states = self._models.states
+        if states is None:
             return None
         requests, starts, firsts, counts = spans.view(-1, 4).t().contiguous()
-        return DeltaRows(requests, starts, firsts, counts, counts, memory.accepted, self._size)
+        return DeltaRows(requests, starts, firsts, counts, counts, states.accepted, self._size)
 
 
 class PromptGraphs:

@@ -1,7 +1,8 @@
 """What recurrent layers keep of each request, of a size that does not grow with its context.
 
-A state belongs to a row of the request table. It begins where a pass has a request's position 0, so
-that nothing is cleared when a request leaves; a request that was preempted begins anew.
+A state belongs to a row of the request table. A pass that has a request's position 0 begins a new
+one, so that nothing is cleared when a request leaves; behind a cached prefix it is a copy of the
+state that was kept there.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ from peagle.ops.delta_net import DeltaRows, DeltaState, DeltaWeights, recur
 from peagle.transfer import upload
 
 
-def fixed_bytes(spec: DecoderSpec, drafts: int, dtype: torch.dtype) -> int:
+def state_bytes(spec: DecoderSpec, drafts: int, dtype: torch.dtype) -> int:
     """Bytes that a request takes in all recurrent layers, with so many drafts a cycle."""
     nowhere = torch.device("meta")
     layers = spec.recurrent.values()
@@ -25,7 +26,7 @@ def fixed_bytes(spec: DecoderSpec, drafts: int, dtype: torch.dtype) -> int:
     return sum(layer.state.nbytes + layer.kept.nbytes for layer in each)
 
 
-class FixedMemory:
+class RecurrentStates:
     """The states of all recurrent layers, and the drafts that have not been accepted into them.
 
     Behind the rows of the request table are slots for states of prefixes.
