@@ -65,14 +65,18 @@ class HostBatch:
         self._prompts: Mapping[int, tuple[TokenLogprobs, ...]] = {}
         self.results: tuple[Result, ...] = ()
 
+    @property
+    def _sampled(self) -> list[RequestRows]:
+        """The parts whose last rows give their requests tokens."""
+        return [part for part in self._parts if part.item.completes]
+
     def draft(self) -> Draft:
         """Drafts of the requests whose rows are sampled; `NO_DRAFT` where one has fewer."""
-        sampled = [part for part in self._parts if part.item.completes]
+        sampled = self._sampled
         if self._side.proposals is not None:
             self._proposals = self._side.proposals.propose(sampled, self._step.nodes)
         draft = self._joined(len(sampled))
-        counts = self._counts(draft)
-        kept = iter(counts)
+        kept = iter(self._counts(draft))
         self._parts = [
             replace(part, drafts=next(kept)) if part.item.completes else part
             for part in self._parts
@@ -148,7 +152,7 @@ class HostBatch:
 
     def accept(self, draft: Draft, verified: Verified) -> Path:
         """Choose a token after each sampled row, and follow the choices."""
-        sampled = [part for part in self._parts if part.item.completes]
+        sampled = self._sampled
         if not sampled:
             return Path(draft.tokens, draft.tokens.new_empty(0, 1))
         depths = None if draft.tree is None else draft.tree.depths[0].tolist()
@@ -188,7 +192,7 @@ class HostBatch:
 
     def _decisions(self, path: Path, logits: Tensor) -> list[Decision]:
         """What was decided on each part. logits: [sampled rows, vocab]."""
-        sampled = [part for part in self._parts if part.item.completes]
+        sampled = self._sampled
         counts = path.accepted.tolist()
         emitted = [own[: n + 1] for own, n in zip(path.chosen.tolist(), counts, strict=True)]
         shares = logits.split([part.drafts + 1 for part in sampled])

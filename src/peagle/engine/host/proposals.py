@@ -10,7 +10,7 @@ from torch import Tensor
 from peagle.drafters.proposer import Hidden, Proposer, Texts
 from peagle.engine.history import History
 from peagle.engine.host.network import HostNetwork, KnownRows
-from peagle.engine.host.rows import RequestRows, Row
+from peagle.engine.host.rows import HostRequest, RequestRows
 from peagle.engine.host.sampler import sampling_of
 from peagle.engine.spans import Span
 from peagle.ops.acceptance import Path
@@ -103,7 +103,7 @@ class HostProposals:
             followed = torch.ones(len(members), dtype=torch.bool, device=path.chosen.device)
             self._proposer.learn(proposal.draft, of_these, followed)
 
-    def fill(self, unseen: Sequence[tuple[int, Row, int]]) -> None:
+    def fill(self, unseen: Sequence[tuple[int, HostRequest, int]]) -> None:
         """Show the network positions that it has not seen: (table row, request, how many)."""
         assert self.network is not None
         self.network.fill(self._known(unseen))
@@ -118,7 +118,7 @@ class HostProposals:
         race = race_of([part.request for part in parts])
         return HostProposerRows(drafts, nodes, race, self.network, known, history)
 
-    def _known(self, unseen: Sequence[tuple[int, Row, int]]) -> KnownRows:
+    def _known(self, unseen: Sequence[tuple[int, HostRequest, int]]) -> KnownRows:
         assert self.network is not None
         spans, following, features = [], [], []
         for row, request, count in unseen:
@@ -132,7 +132,7 @@ class HostProposals:
         return KnownRows(tuple(spans), tokens, self.network.model.project(taps))
 
 
-def race_of(requests: Sequence[Row]) -> Race | None:
+def race_of(requests: Sequence[HostRequest]) -> Race | None:
     """The draws that the requests' drafts are for; None where all are greedy."""
     settings = [request.settings for request in requests]
     if all(each.params.temperature == 0 for each in settings):

@@ -10,7 +10,7 @@ from peagle.engine.step import Begin, Cycle, PromptChunk, Settings
 
 
 @dataclass
-class Row:
+class HostRequest:
     """A request, while it has a row of the request table."""
 
     settings: Settings
@@ -25,7 +25,7 @@ class Row:
     """How many positions the drafter has not seen."""
 
     @classmethod
-    def of(cls, begin: Begin) -> "Row":
+    def of(cls, begin: Begin) -> "HostRequest":
         """A request that begins."""
         return cls(begin.settings, list(begin.tokens), begin.prompt_length)
 
@@ -51,12 +51,12 @@ class RequestRows:
     """A request's rows in the target's pass: known tokens, then drafts."""
 
     item: PromptChunk | Cycle
-    request: Row
+    request: HostRequest
     known: tuple[int, ...]
     drafts: int
 
     @classmethod
-    def of(cls, item: PromptChunk | Cycle, request: Row) -> "RequestRows":
+    def of(cls, item: PromptChunk | Cycle, request: HostRequest) -> "RequestRows":
         """An item of a step."""
         if isinstance(item, PromptChunk):
             return cls(item, request, item.tokens, 0)

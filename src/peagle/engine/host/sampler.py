@@ -1,6 +1,5 @@
 """Which token each row takes, where the host chooses."""
 
-import operator
 from collections.abc import Sequence
 
 import torch
@@ -30,32 +29,31 @@ def choose(
     depths: how far behind a request's known tokens each row's token is, where drafts branch; None:
     0, 1, 2 ... of each request.
     """
-    each = [part.request.settings for part in work]
-    if any(part.item.hosted for part in work) or any(own.params.penalized for own in each):
+    settings = [part.request.settings for part in work]
+    if any(part.item.hosted for part in work) or any(own.params.penalized for own in settings):
         # log-probabilities are read later, and are of what the target said
         logits = logits.clone()
-        choices = [Choice(p.request.settings, p.drafts, p.item.missing) for p in work]
+        choices = [Choice(part.request.settings, part.drafts, part.item.missing) for part in work]
         processor.edit(logits, choices, Download(drafts))
         _penalize(logits, work, drafts)
-    if all(own.params.temperature == 0 for own in each):
+    if all(own.params.temperature == 0 for own in settings):
         return argmax(logits)
-    behind = depths or [i for item in work for i in range(item.drafts + 1)]
+    owners = [part.request for part in work for _ in range(part.drafts + 1)]
+    behind = depths or [place for part in work for place in range(part.drafts + 1)]
     # a token's draw is keyed by its position in the text, whatever the batch
-    known = [len(item.request.tokens) for item in work for _ in range(item.drafts + 1)]
-    places = [*map(operator.add, known, behind)]
-    positions = upload(places, logits.device).split(AT_ONCE)
-    each = [own for part in work for own in [part.request.settings] * (part.drafts + 1)]
-    settings = sampling_of(each, logits.device).split(AT_ONCE)
-    rows = logits.split(AT_ONCE)
-    return torch.cat([sample(*part) for part in zip(rows, settings, positions, strict=True)])
+    places = [len(own.tokens) + depth for own, depth in zip(owners, behind, strict=True)]
+    of_rows = sampling_of([own.settings for own in owners], logits.device)
+    columns = logits, of_rows, upload(places, logits.device)
+    strips = zip(*(column.split(AT_ONCE) for column in columns), strict=True)
+    return torch.cat([sample(*strip) for strip in strips])
 
 
 def _penalize(logits: Tensor, work: Sequence[RequestRows], drafts: Tensor) -> None:
     """Penalize in place. logits, drafts: as in `choose`."""
-    shares = logits.split([item.drafts + 1 for item in work])
-    proposals = drafts.split([item.drafts for item in work])
-    for item, rows, proposed in zip(work, shares, proposals, strict=True):
-        request = item.request
+    shares = logits.split([part.drafts + 1 for part in work])
+    proposals = drafts.split([part.drafts for part in work])
+    for part, rows, proposed in zip(work, shares, proposals, strict=True):
+        request = part.request
         if request.settings.params.penalized:
             penalties = Penalties.none(1, rows.shape[1], rows.device)
             penalties.rates[0] = torch.tensor(request.settings.params.penalties)

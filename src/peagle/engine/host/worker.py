@@ -12,7 +12,7 @@ from peagle.engine.drafting import Drafting
 from peagle.engine.host.batch import HostBatch, HostSide
 from peagle.engine.host.network import HostNetwork
 from peagle.engine.host.proposals import HostProposals
-from peagle.engine.host.rows import RequestRows, Row
+from peagle.engine.host.rows import HostRequest, RequestRows
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.request_memory import RequestMemory
 from peagle.engine.step import MOST_UNSEEN, CycleTime, Outcome, PromptChunk, Step
@@ -45,7 +45,7 @@ class HostWorker:
             needs.taps,
             drafting.accept(len(memory.table.limits), target.embed.weight.device),
         )
-        self._rows: dict[int, Row] = {}
+        self._requests: dict[int, HostRequest] = {}
         chosen = (network is not None or needs.on_host) and len(drafting.lengths) > 1
         self.cycle_seconds: Seconds | None = {} if chosen else None
         """Nothing is measured at the start. For a lookup there is nothing to choose: a request in
@@ -58,15 +58,15 @@ class HostWorker:
     def exchange(self, step: Step) -> Outcome:
         """Run a step."""
         # first of all: the prefix cache knows the blocks of these rows already
-        left = [(row, self._rows[row]) for row in step.caught_up]
+        left = [(row, self._requests[row]) for row in step.caught_up]
         self._catch_up([(row, request, request.unseen) for row, request in left])
         self._memory.update(step)
         for row in step.left:
-            self._rows.pop(row, None)
-        self._rows |= {begin.row: Row.of(begin) for begin in step.begun}
+            self._requests.pop(row, None)
+        self._requests |= {begin.row: HostRequest.of(begin) for begin in step.begun}
         if not step.work:
             return Outcome()
-        parts = [RequestRows.of(item, self._rows[item.row]) for item in step.work]
+        parts = [RequestRows.of(item, self._requests[item.row]) for item in step.work]
         try:
             behind = [part for part in parts if self._is_behind(part)]
             # all but the last position, from which the cycle drafts
@@ -90,7 +90,7 @@ class HostWorker:
     def forget(self) -> None:
         """Forget all requests; raises where the device is lost."""
         self._memory.table.forget()
-        self._rows.clear()
+        self._requests.clear()
 
     def _is_behind(self, part: RequestRows) -> bool:
         """Whether the drafter has missed more than it sees in a cycle, or than is kept for it.
@@ -101,7 +101,7 @@ class HostWorker:
         most = self._most_pending if follows else MOST_UNSEEN - part.span.count
         return part.request.unseen > max(most, 1)
 
-    def _catch_up(self, work: Sequence[tuple[int, Row, int]]) -> None:
+    def _catch_up(self, work: Sequence[tuple[int, HostRequest, int]]) -> None:
         """Have the drafter see positions without drafting, in one pass: (table row, request, how
         many)."""
         if not work:
