@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+import torch
+
 from peagle.config import EngineConfig, SamplingParams
 from peagle.device import step_timeout
 from peagle.drafters.kind import Kind
@@ -48,7 +50,7 @@ class EngineStats:
 
     @classmethod
     def pooled(cls, each: "Sequence[EngineStats]") -> "EngineStats":
-        """Those of several engines together, of caches that of the fullest."""
+        """The sums over several engines; `kv_usage` is that of the fullest cache."""
         counts = ("running", "waiting", "preemptions", "prefix_queries", "prefix_hits")
         sums = {name: sum(getattr(one, name) for one in each) for name in counts}
         return cls(kv_usage=max(one.kv_usage for one in each), **sums)
@@ -113,10 +115,6 @@ class EngineFacts:
             )
 
 
-FLOAT32 = 4
-"""Bytes of a number in float32."""
-
-
 class EngineDeadError(Exception):
     """No step can run any more, as after an error of the device."""
 
@@ -168,7 +166,7 @@ class Engine:
         self.scheduler = Scheduler(self.blocks, capacity, config, ahead, pace)
         weight, vocab_size = target.embed.weight, target.spec.vocab_size
         self._threads = thread_count(weight.device)
-        self._may_leave = ahead and needs.network is not None and not needs.history
+        self._may_go_undrafted = ahead and needs.network is not None and not needs.history
         """Whether requests may go without drafts: on a CPU the cost of a cycle depends on how many
         of its requests do."""
         self.newest = Step(0)
@@ -191,7 +189,7 @@ class Engine:
             kv_tokens=capacity.slots,
             seed=config.seed or 0,
             step_timeout=step_timeout(config, weight.device),
-            is_exact=weight.dtype.itemsize == FLOAT32,
+            is_exact=weight.dtype == torch.float32,
         )
 
     @property
@@ -234,7 +232,7 @@ class Engine:
             k,
             constraint,
             from_features=self._needs.network is not None,
-            may_be_left=self._may_leave and params.num_speculative_tokens is None,
+            may_go_undrafted=self._may_go_undrafted and params.num_speculative_tokens is None,
         )
         ends = () if params.ignore_eos else self.facts.end_tokens
         request.stop_ids = frozenset((*ends, *params.stop_token_ids))

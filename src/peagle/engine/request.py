@@ -38,11 +38,12 @@ class Request:
         k: int,
         constraint: Constraint | None = None,
         from_features: bool = True,
-        may_be_left: bool = False,
+        may_go_undrafted: bool = False,
     ) -> None:
         """from_features: whether its drafts need the target's features of the last position;
-        may_be_left: whether it may go without drafts all its life."""
-        self.id, self._from_features, self.may_be_left = request_id, from_features, may_be_left
+        may_go_undrafted: whether it may go without drafts all its life."""
+        self.id, self._from_features = request_id, from_features
+        self.may_go_undrafted = may_go_undrafted
         self.prompt_length = len(prompt)
         self.longest = len(prompt) + params.max_tokens
         """Tokens at which it ends, if the context holds them."""
@@ -292,7 +293,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     accepted: int
     """How many of `new_tokens` are accepted drafts; the last one is the target's own."""
     finish_reason: str | None
-    """stop (a stop token or end of text), length, abort or error; None: running."""
+    """stop (a stop token or end of text), length, repetition, abort or error; None: running."""
     drafted: int = 0
     """Drafts of a path: K where more are verified that branch."""
     verified: int = 0

@@ -99,17 +99,12 @@ class Scheduler:
         requests that arrive meanwhile join the next step: a burst of prompts takes a pass or two in
         all, not one each.
         """
-        alone = not self.waiting and self._on_device == len(self.running)
+        alone = not self.waiting and all(request.on_device for request in self.running)
         return alone and self.in_flight and not self._launched[-1].step.cycles
-
-    @property
-    def _on_device(self) -> int:
-        """Requests whose newest tokens live on the device."""
-        return sum(request.on_device for request in self.running)
 
     def add(self, request: Request) -> None:
         """Queue a request. Where drafts do not pay, it goes without them if it may."""
-        if request.may_be_left and not self.pace.follows_one_more(self.requests.values()):
+        if request.may_go_undrafted and not self.pace.follows_one_more(self.requests.values()):
             request.k = 0
         self.pace.begun(request)
         self.requests[request.id] = request
@@ -141,8 +136,8 @@ class Scheduler:
         for share in plan.work:
             if share.fresh:
                 self._held.grow(share)
-        shares = [share for share in plan.work if self._is_cycle(share)]
-        others = [share for share in plan.work if not self._is_cycle(share)]
+        cycles = [share for share in plan.work if self._is_cycle(share)]
+        chunks = [share for share in plan.work if not self._is_cycle(share)]
         left, blocks = self._held.news()
         caught_up, self._caught_up = tuple(self._caught_up), []
         self._steps += 1
@@ -153,12 +148,12 @@ class Scheduler:
             cleared=tuple(self._cleared),
             begun=begun,
             blocks=blocks,
-            cycles=tuple(share.cycle() for share in shares),
+            cycles=tuple(share.cycle() for share in cycles),
             repeats=plan.repeats,
-            chunks=tuple(share.chunk(self._held.state_slot(share)) for share in others),
-            nodes=self._nodes(plan, shares),
+            chunks=tuple(share.chunk(self._held.state_slot(share)) for share in chunks),
+            nodes=self._nodes(plan, cycles),
         )
-        self._note(plan, step, [share.request for share in shares])
+        self._note(plan, step, [share.request for share in cycles])
         return step
 
     def commit(self, outcome: Outcome) -> list[RequestOutput]:

@@ -140,14 +140,13 @@ class DeviceWorker:
         self._memory.update(step)
         for begin in step.begun:
             self._rows.admit(begin)
-        flight = self._launch(step) if step.work else None
-        refused = () if flight is None else flight.refused
+        launched = due = self._launch(step) if step.work else None
         if not step.hosted:
             # the step before is read, and this one stays in flight
-            flight, self._flight = self._flight, flight
-        if flight is not None:
-            landed = self._land(flight)
-        return replace(landed, refused=refused)
+            due, self._flight = self._flight, launched
+        if due is not None:
+            landed = self._land(due)
+        return replace(landed, refused=() if launched is None else launched.refused)
 
     @torch.inference_mode()
     def forget(self) -> None:
