@@ -115,7 +115,10 @@ def _config(values: Values, target: DecoderSpec) -> BlockConfig:
     require_positive(block_size=block - 1, draft_vocab_size=drafted)
     if "mask_token_id" not in own:
         raise InputError("a DFlash head needs mask_token_id")
-    second = "conv_kernel_size" in own
+    conv = selector = None
+    if "conv_kernel_size" in own:  # DFlash 2
+        conv = ConvSpec(int(own["conv_kernel_size"]), int(own["conv_group_size"]))
+        selector = SelectorConfig(int(own["selector_rank"]), int(own["selector_top_k"]))
     return BlockConfig(
         transformer=shape,
         target_hidden_size=int(own.get("target_hidden_size") or shape.hidden_size),
@@ -127,16 +130,10 @@ def _config(values: Values, target: DecoderSpec) -> BlockConfig:
         embedding_scale=float(own.get("input_embedding_scale") or 1.0),
         logit_scale=float(own.get("output_multiplier") or 1.0),
         logit_softcap=own.get("final_logit_softcapping"),
-        conv=ConvSpec(int(own["conv_kernel_size"]), int(own["conv_group_size"]))
-        if second
-        else None,
-        selector=_selector(own) if second else None,
+        conv=conv,
+        selector=selector,
         trained_tokens=block - 1,
     )
-
-
-def _selector(own: Values) -> SelectorConfig:
-    return SelectorConfig(int(own["selector_rank"]), int(own["selector_top_k"]))
 
 
 def _taps(values: Values, own: Values, layers: int, of_target: int) -> tuple[int, ...]:
@@ -255,10 +252,8 @@ def read_dflash(directory: Path, target: Ends, max_length: int | None = None) ->
     """
     if not _is_heads(read_json(directory / "config.json")):
         raise InputError(f"{directory} is no DFlash head; give method eagle3")
-    config, tensors = (
-        read_block_config(directory, target.spec),
-        published_names(read_tensors(directory)),
-    )
+    config = read_block_config(directory, target.spec)
+    tensors = published_names(read_tensors(directory))
     if problems := block_problems(config, target.spec, tensors):
         raise InputError(f"{directory} does not fit its target: " + "; ".join(problems))
     with torch.device("meta"):

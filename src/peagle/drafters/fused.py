@@ -34,19 +34,12 @@ class FusedDrafter:
 
         following: [rows] the token after each row's; features: [rows, hidden_size], projected.
         """
-        stream, first = self.known(following, features)
-        self.layers(stream, first, attend, reads=following[:0])
-
-    def known(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Normed]:
-        """The first layer's stream and input for rows without mask slots.
-
-        tokens: [rows], those after each position; features: [rows, hidden_size], projected.
-        """
         norms = self.norms
-        embedded = rms_norm(self.model.embed(tokens), norms.input_weight, norms.eps)
+        embedded = rms_norm(self.model.embed(following), norms.input_weight, norms.eps)
         scaled = rms_norm(features, norms.hidden_weight, norms.eps)
         stream = scaled if norms.before_residual else features
-        return self.model.begin(torch.cat((embedded, scaled), dim=-1), stream)
+        begun = self.model.begin(torch.cat((embedded, scaled), dim=-1), stream)
+        self.layers(*begun, attend, reads=following[:0])
 
 
 class FusedBlock(FusedDrafter):

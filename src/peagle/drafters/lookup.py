@@ -29,6 +29,7 @@ class Lookup(Proposer):
         """shortest, longest: tokens of a match."""
         self._shortest = shortest
         trusted = torch.arange(longest + 1, device=device) >= min(TRUSTED, longest)
+        # shorter matches are used once they have gained, which shows without using them
         self._gains = torch.where(trusted, TRUST, -0.01)
         """[longest + 1] tokens that drafts after a match of each length gain."""
 
@@ -38,6 +39,7 @@ class Lookup(Proposer):
         return Draft(found.tokens.where(found.used[:, None], NO_DRAFT), source=found)
 
     def learn(self, draft: Draft, path: Path, followed: Tensor) -> None:
+        """Learn what matches gained, by their lengths."""
         if draft.source is None:  # of a cycle in parts, which keeps tokens alone
             return
         lengths = draft.source.lengths.where(followed, 0)
