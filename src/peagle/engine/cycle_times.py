@@ -42,7 +42,7 @@ class MeasuredTimes:
         self._overhead += (found - self._overhead) * SMOOTHING
 
     def look(self, cycle: int) -> int | None:
-        """The drafts that a cycle had better have, so that this is timed: all is known."""
+        """How many drafts a cycle should have so that its time is learned; None: any number."""
         return None
 
     def _measured(self, requests: int) -> dict[int, float]:

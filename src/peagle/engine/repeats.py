@@ -8,7 +8,7 @@ MOST_REPEATS = 4
 """Cycles in a step. Answers come in pieces of so many tokens then, and whoever asks meanwhile waits
 for so many cycles."""
 MARGIN = 1.1
-"""What the device should have more to do than the host."""
+"""How many times as long as the host the device should be busy with a step."""
 SMOOTHING = 1 / 16
 """Weight of the newest step in the moving averages."""
 

@@ -36,13 +36,13 @@ class ThreadCount:
         self._usual: dict[int, float] = {}
         """Seconds of a step, by the bits of its number of target rows."""
         self._pace = 1.0
-        """Seconds of late with the best number of threads, as a share of the usual ones."""
+        """How long late steps took with the best number of threads, as a share of what is usual."""
         self._look: list[float] = []
-        """The same of this look's steps."""
+        """The same share of each step of this look."""
         self._looked = 0.0
         """Seconds of this look."""
         self._until_look = 0.0
-        """Seconds of steps that go before the next one."""
+        """Seconds of steps that go before the next look."""
 
     @contextmanager
     def step(self, rows: int) -> Iterator[None]:
