@@ -1,6 +1,5 @@
 """Who could take part in the next step, with how many rows: found by reading alone."""
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -138,8 +137,8 @@ class Planner:
         self._groups, self._block_size, self._limits = groups, groups.block_size, limits
         self._rows, self._prompt_rows = limits.rows, limits.prompt_rows
         self._free_blocks = groups.free_by_group()
-        self._released: Counter[GroupBlock] = Counter()
-        """How many references of each block are given back."""
+        self._released: dict[GroupBlock, set[str]] = {}
+        """The requests, by id, that give back each block."""
         self._reused: set[GroupBlock] = set()
         """Free blocks that admitted requests find their beginning in."""
         self._work: list[Share] = []
@@ -225,7 +224,8 @@ class Planner:
         most = request.remembered if self._limits.prefix_caching else len(blocks)
         for group, places in self._groups.passed(blocks, earliest, most):
             self._passed.append(Passed(request, group, places))
-            self._give_back((group, blocks.of_groups[group][place]) for place in places)
+            passed = ((group, blocks.of_groups[group][place]) for place in places)
+            self._give_back(request, passed)
 
     def _admit_from(
         self, waiting: Iterable[Request], begun: Sequence[Request], free_rows: int
@@ -339,16 +339,19 @@ class Planner:
 
     def _preempt(self, request: Request) -> None:
         self._preempted.append(request)
-        self._give_back(request.blocks)
+        self._give_back(request, request.blocks)
 
-    def _give_back(self, blocks: Iterable[GroupBlock]) -> None:
+    def _give_back(self, request: Request, blocks: Iterable[GroupBlock]) -> None:
         for block in blocks:
-            self._released[block] += 1
-            self._free_blocks[block[0]] += self._is_free(block)
+            given = self._released.setdefault(block, set())
+            # a request that passes blocks may have to leave in the same step, with all it has
+            if request.id not in given:
+                given.add(request.id)
+                self._free_blocks[block[0]] += self._is_free(block)
 
     def _is_free(self, block: GroupBlock) -> bool:
         """Whether nobody holds a block once what is given back is."""
-        return self._released[block] == self._groups.references(*block)
+        return len(self._released.get(block, ())) == self._groups.references(*block)
 
     def _will_end(self, request: Request) -> bool:
         """Whether what is already launched will bring a request to its last token."""
