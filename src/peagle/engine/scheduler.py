@@ -319,17 +319,14 @@ class Scheduler:
     def _remember(self, request: Request, written: int) -> None:
         """Register the request's full blocks in the prefix cache, where all keys of its first
         `written` positions are written."""
-        size = self._capacity.block_size
-        if (
-            not self._prefix_caching
-            or request.is_unrecorded
-            or written < (request.remembered + 1) * size
-        ):
+        size, known = self._capacity.block_size, request.remembered
+        full = written // size
+        if not self._prefix_caching or request.is_unrecorded or full <= known:
             return
-        hashes = request.block_hashes(written // size, size)
-        for index in range(request.remembered, len(hashes)):
+        hashes = request.block_hashes(full, size)
+        for index in range(known, len(hashes)):
             self.groups.remember(request.blocks, index, hashes[index])
-        request.remembered = max(request.remembered, len(hashes))
+        request.remembered = max(known, len(hashes))
 
     def _refused(self, outcome: Outcome) -> list[Share]:
         """The chunks of the newest step that did not run."""
