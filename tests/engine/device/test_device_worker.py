@@ -212,7 +212,7 @@ def test_a_last_token_known_to_come_starts_no_further_cycle(targets, trained):
 
 
 def test_a_missing_compiler_is_told_in_a_line(targets, monkeypatch):
-    def fail(self: DeviceWorker) -> None:
+    def fail(self: DeviceWorker, least_trees: int) -> None:
         raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable")
 
     monkeypatch.setattr(DeviceWorker, "capture", fail)
