@@ -20,6 +20,7 @@ from rich.console import Console
 
 from peagle.cli.groups import Flags
 from peagle.cli.interrupts import INTERRUPTED
+from peagle.cli.options import use_threads
 from peagle.cli.progress import progress_bar
 from peagle.cli.trackers import Tracking, need
 from peagle.errors import InputError
@@ -106,12 +107,16 @@ def _train(recipe: "Recipe", tracking: Tracking, url: str | None) -> None:
     """Train, and say how it ended."""
     from peagle.cli.engine_length import held_out_prompts
     from peagle.cli.training_log import TrainingLog, log_directory
+    from peagle.device import resolve_device
     from peagle.train.prepare import prepare
 
     need("matplotlib", "peagle train")
     tracking.check()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     trainer = prepare(recipe, lambda told: console.print(str(told)))
+    if resolve_device(recipe.device).type == "cuda":
+        # the host's masks gain nothing from more, which wait for each other on a busy machine
+        use_threads(1)
     start = _kept_step(recipe) or 0
     if start:
         console.print(f"goes on from the snapshot at step {start}")

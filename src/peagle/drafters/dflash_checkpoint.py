@@ -76,12 +76,12 @@ Values = Mapping[str, Any]
 def is_dflash(directory: Path) -> bool:
     """Whether a directory's `config.json` is that of a DFlash head; not if it cannot be read."""
     try:
-        return _is_heads(read_json(directory / "config.json"))
+        return _names_dflash(read_json(directory / "config.json"))
     except InputError:  # which is told where a head is read
         return False
 
 
-def _is_heads(values: Values) -> bool:
+def _names_dflash(values: Values) -> bool:
     if SPECULATORS in values:
         return values[SPECULATORS] in ALGORITHMS
     return architecture_of(values) in ARCHITECTURES
@@ -250,7 +250,7 @@ def read_dflash(directory: Path, target: Ends, max_length: int | None = None) ->
 
     max_length: as of `read_drafter`. Raises `InputError` naming every problem.
     """
-    if not _is_heads(read_json(directory / "config.json")):
+    if not _names_dflash(read_json(directory / "config.json")):
         raise InputError(f"{directory} is no DFlash head; give method eagle3")
     config = read_block_config(directory, target.spec)
     tensors = published_names(read_tensors(directory))

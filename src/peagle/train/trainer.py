@@ -96,9 +96,6 @@ class Trainer:
         Raises `InputError` when the loss is NaN or infinite, naming the documents, when ranks do
         not begin with the same data, recipe and snapshot, and while another run has the output.
         """
-        if self._device.type == "cuda":
-            # what is left to the host gains nothing from more, and waits for them on a busy machine
-            torch.set_num_threads(1)
         with output_lock(self._output, self._ranks.first):
             return self._run(watch)
 
