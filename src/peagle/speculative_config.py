@@ -139,6 +139,10 @@ class SpeculativeConfig(Config):
         if any(later > rate for rate, later in itertools.pairwise(rates)):
             raise ValueError("synthetic_acceptance_rates: no rate may be above the one before")
 
+    def with_method(self, method: str) -> Self:
+        """The same for another method. Raises `InputError` for keys that do not go with it."""
+        return type(self)(**{**self.model_dump(exclude_unset=True), "method": method})
+
     @property
     def has_network(self) -> bool:
         """Whether a network drafts: a drafter, or the target's own head."""

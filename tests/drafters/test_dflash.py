@@ -194,6 +194,15 @@ def test_a_configuration_names_it_or_its_files_do(target: Decoder, tmp_path: Pat
         proposer_for(longer, load, tiny.CPU, heads.VOCAB)
 
 
+def test_a_key_that_does_not_go_with_what_the_files_show_is_refused(
+    target: Decoder, tmp_path: Path
+) -> None:
+    head = heads.save_head(tmp_path / "head", "full")
+    given = SpeculativeConfig(model=str(head), parallel_drafting=False)
+    with pytest.raises(InputError, match="dflash has one pass; leave out parallel_drafting"):
+        load_network(given, tmp_path, target)
+
+
 def test_another_drafter_is_none(target: Decoder, tmp_path: Path) -> None:
     other = tiny.save_random_drafter(tmp_path, tiny.drafter_config(True))
     assert not is_dflash(other)

@@ -16,3 +16,11 @@ def test_a_product_with_a_bias_is_rounded_once() -> None:
     found = residual.linear(Normed(x, None, 1e-6), layer)
     exact = (x.double() @ layer.weight.double().T + layer.bias.double()).bfloat16()
     assert (found == exact).double().mean() > 0.99
+
+
+def test_a_weight_that_is_laid_out_is_used() -> None:
+    """A drafter's head, too: the plain product takes eight times as long on a CPU."""
+    layer = Linear(64, 96).requires_grad_(False)
+    layer.packed = lambda x: x.repeat(1, 2)[:, :96]
+    x = torch.randn(3, 64)
+    assert torch.equal(residual.linear(Normed(x, None, 1e-6), layer), layer(x))

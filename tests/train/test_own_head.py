@@ -116,6 +116,8 @@ def test_it_learns_and_is_served_from_its_directory(data_of, trained, family: st
     assert plain == before == after
     assert accepted > 1.3 * own, (own, accepted)
     assert drafted(directory, SpeculativeConfig(model=str(output)))[1] == accepted
+    with pytest.raises(InputError, match="is the target's own; leave out quantization"):
+        drafted(directory, SpeculativeConfig(model=str(output), quantization="fp8"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,7 +8,7 @@ import torch
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.dflash import DFlash
 from peagle.drafters.dflash_checkpoint import is_dflash, load_dflash
-from peagle.drafters.kind import DFLASH, KIND_OF_METHOD, MTP, PEAGLE, Kind, kind_asked
+from peagle.drafters.kind import DFLASH, MTP, PEAGLE, Kind, kind_asked
 from peagle.drafters.lookup import Lookup
 from peagle.drafters.mtp import is_mtp, load_mtp
 from peagle.drafters.network import Network
@@ -41,15 +41,17 @@ def kind_shown(directory: Path) -> Kind | None:
 def load_network(speculation: SpeculativeConfig, directory: Path, target: Decoder) -> Network:
     """The network of a configuration that has one. directory: the target's.
 
-    Raises `InputError` where its files are unusable or do not fit the target.
+    Raises `InputError` where its files are unusable or do not fit the target, or show a head that
+    a key does not go with.
     """
     if speculation.model is None:
         return load_mtp(directory, target)
     place = model_directory(speculation.model, revision=speculation.revision)
-    kinds = KIND_OF_METHOD[speculation.method], kind_shown(place)
-    if MTP in kinds:
+    if speculation.method == "eagle3" and (shown := kind_shown(place)) is not None:
+        speculation = speculation.with_method(shown.method)
+    if speculation.method == MTP.method:
         return load_mtp(place, target)
-    if DFLASH in kinds:
+    if speculation.method == DFLASH.method:
         return load_dflash(place, target, speculation.quantization)
     kind = kind_asked(speculation.parallel_drafting)
     return load_drafter(place, target, kind, speculation.quantization)
