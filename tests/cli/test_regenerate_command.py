@@ -19,6 +19,7 @@ from peagle.models.tokenizer import load_tokenizer
 from peagle.pair import bundled
 from peagle.train.conversations import read_documents
 from peagle.train.samples import read_samples
+from peagle.train.snapshot import output_lock
 
 TOKENS = 64
 """More than an answer has."""
@@ -247,6 +248,17 @@ def test_variables_of_the_template(regenerate, target, chats, tmp_path):
     (expected,) = LLM(target).generate([text], SamplingParams(max_tokens=TOKENS))
     assert calm["messages"][1]["token_ids"] == list(expected.token_ids)
     assert calm["messages"][1] != plain["messages"][1]
+    tokenizer, out = load_tokenizer(target), str(tmp_path / "out.jsonl")
+    [document], _ = read_documents([out], lambda: tokenizer, 512, "drop", len(tokenizer))
+    assert tokenizer.decode(document.tokens).startswith(text)
+
+
+def test_a_file_belongs_to_one_run_at_a_time(regenerate, tmp_path):
+    with output_lock(tmp_path / "out.jsonl"):
+        refused = regenerate()
+    assert (refused.code, "another run is writing output" in refused.err) == (2, True)
+    assert regenerate().code == 0
+    assert not (tmp_path / "out.jsonl.lock").exists()
 
 
 def test_speculation_seeds_and_the_order_change_nothing(regenerate, pair, tmp_path):

@@ -120,6 +120,13 @@ def test_a_server_that_knows_no_ids_is_asked_without(stub: Stub):
     stub.reply = lambda body: refusal if "return_token_ids" in body else said("fine")
     assert ask(stub.url) == Regeneration(assistant("fine"), 4)
 
+    async def several() -> list[Regeneration]:
+        async with open_endpoint(stub.url, "m", None, 4) as endpoint:
+            asked = (endpoint.chat([user("a")], None, PARAMS) for _ in range(8))
+            return await asyncio.gather(*asked)
+
+    assert asyncio.run(several()) == [Regeneration(assistant("fine"), 4)] * 8
+
 
 @pytest.mark.parametrize("reason", ["length", "stop", "tool_calls", "function_call"])
 def test_an_answer_that_a_limit_ended_is_a_cut_one(stub: Stub, reason: str):

@@ -28,6 +28,12 @@ def test_lines_are_there_as_soon_as_they_are_written(tmp_path: Path):
     whole = '{"source": "a:1", "asked": "f0", "by": "me, greedy", "prompt": "é\\n"}\n'
     assert path.read_text("utf-8") == whole
     assert output.done == {"f0"}
+    shown = Output(path, BY, with_ids=False, variables={"think": False})
+    shown.write("f1", "a:1", {})
+    assert json.loads(path.read_text("utf-8").splitlines()[1]) == {
+        **line("f1"),
+        "chat_template_kwargs": {"think": False},
+    }
 
 
 @pytest.mark.parametrize("torn", ["", '{"sour', json.dumps(line("f2")), "\udcff"])

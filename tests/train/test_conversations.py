@@ -8,11 +8,13 @@ from chat_templates import CHATML, THINKING, assistant, byte_tokenizer, user
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
 from peagle.errors import InputError
-from peagle.train.conversations import Overlong, Summary, fit, read_documents
+from peagle.train.conversations import Encoder, Overlong, Summary, fit, read_documents
 from peagle.train.packing import Document
 from peagle.train.prepare import prepare
+from peagle.train.samples import Continuation
 
 VOCAB = 300
 
@@ -117,6 +119,15 @@ def test_a_response_whose_ids_are_known_is_learned_as_it_was_written(tmp_path: P
     responses = [[*one.tokens[a:b]] for one in documents for a, b in one.responses]
     assert responses == [apart]  # one token, as which the other is encoded, teaches nothing
     assert documents[0].tokens[:3] == tuple(tokenizer("ab").input_ids)
+
+
+def test_a_response_is_encoded_as_what_goes_on() -> None:
+    """Tokenizers of SentencePiece's kind put a space before every text."""
+    tokenizer = byte_tokenizer(None)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Prepend("_")
+    [[document]] = Encoder(lambda: tokenizer).encode([Continuation("a:1", "f(", "x)")])
+    assert tokenizer.decode(document.tokens, skip_special_tokens=True) == "_f(x)"
+    assert tokenizer.decode(document.tokens[document.responses[0][0] :]).startswith("x)")
 
 
 def test_a_sample_of_several_documents_is_counted_once(tmp_path: Path):

@@ -125,6 +125,7 @@ BAD = [
     (ENOUGH, ("loss=l2",), "loss: "),
     (ENOUGH, ("full_attention_layers=[0]",), "full_attention_layers needs sliding_window"),
     (ENOUGH, ("sliding_window=8", "full_attention_layers=[4]"), "names layer 4 of 4, counted"),
+    (EAGLE3, ("sliding_window=2",), "sliding_window hides drafts from one another; give at least"),
     (ENOUGH, ("dpace=0",), "dpace: "),
     (ENOUGH, ("selector_candidates=1",), "selector_candidates: "),
     (ENOUGH, ("train=selector",), "train selector needs initial_drafter, the drafter that it"),

@@ -1,6 +1,7 @@
 import gzip
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -105,6 +106,12 @@ class TestDatasets:
         lines.write_text("\n".join(map(json.dumps, rows)))
         for source in (table, lines):
             assert [record for _, record in read_records([f"hf:{source}"])] == rows
+
+    def test_times_are_text(self, tmp_path: Path):
+        table = pa.Table.from_pylist([{"turns": [{"at": datetime(2026, 1, 2, 3)}]}])
+        parquet.write_table(table, tmp_path / "a.parquet")
+        [(_, record)] = read_records([f"hf:{tmp_path / 'a.parquet'}"])
+        assert record == {"turns": [{"at": "2026-01-02T03:00:00"}]}
 
     def test_what_cannot_be_read_is_named(self, directory: Path):
         (directory / "notes.txt").touch()

@@ -56,6 +56,19 @@ def test_responses_are_the_assistants_turns_with_their_end(
     assert list(document.tokens) == tokenizer(whole, add_special_tokens=False).input_ids
 
 
+@pytest.mark.parametrize("template", [t.CHATML, t.MARKED])
+def test_it_is_told_one_date_in_every_run_and_a_chats_own_variables(template: str):
+    """Else a run could not go on tomorrow, and the target be shown what it was never asked."""
+    told = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }} {{ mood }}{% endif %}"
+    tokenizer = byte_tokenizer(told + template)
+    chat = Chat(PLACE, (user("hi"), assistant("you")), variables={"mood": "calm"})
+    ours = ChatTemplate(tokenizer)
+    [document], [prompt] = ours.encode([chat]), ours.prompts([chat])
+    for ids in (document.tokens, prompt):
+        assert tokenizer.decode(ids).startswith("01 Jan 2026 calm")
+    assert responses(tokenizer, document) == ["you<|im_end|>"]
+
+
 @pytest.mark.parametrize("template", [t.HARMONY, t.SINGLE_CALL, t.NO_DEVELOPER])
 def test_what_a_template_would_drop_or_refuse_is_trained_as_it_is_served(template: str):
     """Instructions of a developer, later ones, and several calls in one turn."""

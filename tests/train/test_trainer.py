@@ -490,6 +490,8 @@ def test_an_output_belongs_to_one_run_at_a_time(recipe_for, tmp_path: Path):
     trainers[0].run(beside)
     assert len(refused) == 1
     assert not (tmp_path / "out.lock").exists()
+    with pytest.raises(InputError, match=r"another run has finished output .*out meanwhile"):
+        trainers[1].run(print)
 
 
 class TestPrepare:

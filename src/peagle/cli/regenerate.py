@@ -110,6 +110,7 @@ def regenerate(
     from peagle.regenerate.output import Output
     from peagle.regenerate.run import read_conversations
     from peagle.regenerate.run import regenerate as answer
+    from peagle.train.snapshot import output_lock
 
     variables = work.variables
     with from_flags(default_chat_template_kwargs="--chat-template-kwargs"):
@@ -125,8 +126,10 @@ def regenerate(
         conversations = read_conversations(given, work.limit)
     use_threads(threads)
     by = _answered_by(work.model or str(Path(place)), params, variables, work.keep_cut)
-    file = Output(work.output, by, with_ids=work.endpoint is None)
     with ExitStack() as opened:
+        if os.access(work.output.parent, os.W_OK):
+            opened.enter_context(output_lock(work.output))
+        file = Output(work.output, by, work.endpoint is None, variables)
 
         @functools.cache
         def engine() -> "AsyncLLM":

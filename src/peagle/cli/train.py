@@ -112,7 +112,7 @@ def _train(recipe: "Recipe", tracking: Tracking, url: str | None) -> None:
 
     need("matplotlib", "peagle train")
     tracking.check()
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     trainer = prepare(recipe, lambda told: console.print(str(told)))
     if resolve_device(recipe.device).type == "cuda":
         # the host's masks gain nothing from more, which wait for each other on a busy machine

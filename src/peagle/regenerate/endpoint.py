@@ -91,10 +91,11 @@ class Endpoint:
         """The one choice of a request, and its number of tokens."""
         sent = {"max_tokens", "temperature", *(["seed"] if params.temperature > 0 else [])}
         body = {"model": self._model, **asked, **params.model_dump(include=sent)}
+        more = self._more  # which another request's refusal may empty while this one waits
         try:
-            answer = await self._post(path, {**body, **self._more})
+            answer = await self._post(path, {**body, **more})
         except NoAnswerError as error:
-            if not any(name in str(error) for name in self._more):
+            if not any(name in str(error) for name in more):
                 raise
             self._more = {}
             answer = await self._post(path, body)

@@ -48,22 +48,25 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 class Output:
     """The file, new or continued, of answers by `by`: a model and how it is sampled.
 
-    with_ids: whether every answer comes with its token ids. Raises `InputError` when it cannot be
-    written, holds answers by another model or sampling or without their ids, or has lines of
-    another kind.
+    with_ids: whether every answer comes with its token ids; variables: the chat template's, which
+    training gives it, too. Raises `InputError` when it cannot be written, holds answers by another
+    model or sampling or without their ids, or has lines of another kind.
     """
 
-    def __init__(self, path: Path, by: str, with_ids: bool) -> None:
+    def __init__(
+        self, path: Path, by: str, with_ids: bool, variables: Mapping[str, Any] | None = None
+    ) -> None:
         if path.suffix == ".gz":
             raise InputError(f"{path}: answers are not compressed; leave out .gz")
         self._path, self._by, self._with_ids = path, by, with_ids
+        self._told = {"by": by, **({"chat_template_kwargs": variables} if variables else {})}
         lines = read_lines(path, BEGINNING)
         self.done = {self._question(found, place) for place, found in lines}
         """Digests of the questions of the conversations in the file."""
 
     def write(self, asked: str, source: str, record: dict[str, Any]) -> None:
         """Add a conversation. Raises `InputError` when it cannot be written."""
-        append(self._path, {"source": source, "asked": asked, "by": self._by, **record})
+        append(self._path, {"source": source, "asked": asked, **self._told, **record})
         self.done.add(asked)
 
     def _question(self, found: Any, place: str) -> str:

@@ -122,6 +122,10 @@ class Encoder:
         """Prompt and response are encoded separately, as when the response is generated."""
         prompts = self._ids([sample.prompt for sample in samples])
         responses = self._ids([_response(s) for s in samples], add_special_tokens=False)
+        wholes = self._ids([sample.prompt + _response(sample) for sample in samples])
+        for place, (prompt, whole) in enumerate(zip(prompts, wholes, strict=True)):
+            if whole[: len(prompt)] == prompt:  # alone, a response may get a space of its own
+                responses[place] = whole[len(prompt) :]
         return [
             Document.answered((*prompt, *self._written(sample, response)), len(prompt))
             for sample, prompt, response in zip(samples, prompts, responses, strict=True)

@@ -171,6 +171,9 @@ class Recipe(Config):
                 f"full_attention_layers names layer {max(full)} of {self.num_hidden_layers}, "
                 "counted from 0"
             )
+        k = self.num_speculative_tokens
+        if self.method == "eagle3" and (self.sliding_window or k) < k:
+            raise ValueError(f"sliding_window hides drafts from one another; give at least {k}")
         return self
 
     @model_validator(mode="after")

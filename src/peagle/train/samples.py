@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from peagle.errors import InputError
@@ -39,6 +39,8 @@ class Chat:
     tools: Tools | None = None
     token_ids: tuple[tuple[int, ...] | None, ...] = ()
     """What the target wrote, for each message; None where that is unknown, empty where all is."""
+    variables: dict[str, Any] = field(default_factory=dict)
+    """The chat template's, with which the target was asked."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,10 @@ def _chat(value: dict[str, Any], key: str, place: str) -> Chat:
     written = [_taken_ids(item, f"{place}: turn {n}") for n, item in enumerate(turns, 1)]
     before = _instruction(value, turns)
     ids = (*(None for _ in before), *written) if any(written) else ()
-    return Chat(place, (*before, *turns), _tools(value, place), ids)
+    variables = value.get("chat_template_kwargs", {})
+    if not isinstance(variables, dict):
+        raise InputError(f"{place}: chat_template_kwargs is not an object")
+    return Chat(place, (*before, *turns), _tools(value, place), ids, variables)
 
 
 def _present(value: dict[str, Any]) -> dict[str, Any]:

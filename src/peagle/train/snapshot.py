@@ -39,7 +39,7 @@ def snapshot_path(output: Path) -> Path:
 
 def output_lock(output: Path, first: bool = True) -> AbstractContextManager[None]:
     """Keep other runs from an output; the first rank alone holds it. Raises `InputError`."""
-    held = f"another run is writing output {output}; wait for it, or name a new directory"
+    held = f"another run is writing output {output}; wait for it, or name another"
     return locked(output.with_name(f"{output.name}.lock"), held) if first else nullcontext()
 
 

@@ -72,7 +72,7 @@ def without_nulls(value: Any) -> Any:
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
         return [without_nulls(item) for item in value]
-    return value
+    return value.isoformat() if hasattr(value, "isoformat") else value
 
 
 def _load_dataset(name: str, split: str) -> Iterable[dict[str, Any]]:

@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import date
 from operator import itemgetter
 from typing import Any
 
@@ -17,6 +18,9 @@ Span = tuple[int, int]
 """First and past-the-last, in characters or in tokens."""
 MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 PRIVATE_USE = range(0xE000, 0xF900)
+DATED = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+DAY = date(2026, 1, 1)
+"""What every template is told as today: a run that goes on tomorrow needs the same tokens."""
 
 
 class ChatTemplate:
@@ -102,7 +106,8 @@ class ChatTemplate:
         )
 
     def _source(self, chat: Chat) -> str:
-        return template_source(self._tokenizer, None, chat.tools)
+        source = template_source(self._tokenizer, None, chat.tools)
+        return DATED.sub(lambda told: repr(DAY.strftime(told[2])), source)
 
     def _find_turns(self, chat: Chat, last: bool) -> tuple[str, list[Span]]:
         """The rendering of a conversation, and its responses in characters.
@@ -127,7 +132,8 @@ class ChatTemplate:
         """What is in the template's own `{% generation %}` blocks."""
         from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
 
-        variables: dict[str, Any] = {**self._tokenizer.special_tokens_map, "tools": chat.tools}
+        own = {**self._tokenizer.special_tokens_map, **chat.variables}
+        variables: dict[str, Any] = {**own, "tools": chat.tools}
         rendered: Any = render_jinja_template(
             [list(chat.messages)],
             chat_template=self._source(chat),
@@ -192,7 +198,8 @@ class ChatTemplate:
 
     def _render(self, chat: Chat, messages: Sequence[Message], **variables: Any) -> str:
         with self._naming(chat):
-            return render_chat(self._tokenizer, messages, tools=chat.tools, **variables)
+            own = {**chat.variables, "tools": chat.tools, **variables}
+            return render_chat(self._tokenizer, messages, self._source(chat), **own)
 
     @contextmanager
     def _naming(self, chat: Chat) -> Iterator[None]:
@@ -238,4 +245,4 @@ def _up_to_the_last_answer(chat: Chat) -> Chat:
         raise InputError(
             f"{chat.place}: the conversation has no assistant turn; peagle regenerate adds them"
         )
-    return Chat(chat.place, chat.messages[:length], chat.tools)
+    return replace(chat, messages=chat.messages[:length], token_ids=())

@@ -136,6 +136,8 @@ class Trainer:
                 self._progress.best_step, self._progress.best_acceptance_length = 0, 0.0
         self._ranks.agree({"another snapshot": f"{begun} {self._progress}", **self._origin})
         if not begun:
+            if (self._output / "model.safetensors").exists():
+                raise InputError(f"another run has finished output {self._output} meanwhile")
             self._keep()
 
     def _told_to_stop(self) -> bool:

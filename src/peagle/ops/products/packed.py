@@ -15,16 +15,14 @@ def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Te
 
     Decoding waits for weights, so float32 weights that came from a bfloat16 or float16 checkpoint
     are kept in float16, half the bytes, and widened again in registers: products and sums stay in
-    float32. On two cores this made a cycle of the bundled pair a tenth faster than MKL's packed
-    float32, which in turn takes 50 us for 8 rows of 320 -> 1792 where the plain product takes 87.
+    float32. Others, such as those widened from FP8, are packed by oneDNN.
     """
-    if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return _onednn(weight, bias)
-    if weight.dtype != torch.float32:
-        return None
-    if "fbgemm" in torch.backends.quantized.supported_engines and fits_half(weight):
-        return _half(weight, bias)
-    return _mkl(weight, bias) if torch.backends.mkl.is_available() else None
+    if weight.dtype == torch.float32:
+        if "fbgemm" in torch.backends.quantized.supported_engines and fits_half(weight):
+            return _half(weight, bias)
+        return _onednn(weight, bias) if torch.backends.mkldnn.is_available() else None
+    supported = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return _onednn(weight, bias) if supported else None
 
 
 def fits_half(weight: Tensor) -> bool:
@@ -59,13 +57,6 @@ def _ends_short(rows: int) -> bool:
     drafts takes the bundled target a fifth longer for it, six rows as long as before.
     """
     return rows in (1, 2, 7, 14) or (rows > 30 and rows % 6 in (1, 2))
-
-
-def _mkl(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    typical_rows = 32
-    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, typical_rows)
-    product = torch.ops.mkl._mkl_linear.default
-    return lambda x: product(x, packed, weight, bias, x.shape[0])
 
 
 def _onednn(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
