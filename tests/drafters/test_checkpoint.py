@@ -95,6 +95,13 @@ ROPES = [
     RopeConfig(kind="llama3", factor=8.0, original_max_position=64, high_freq_factor=3.0),
     RopeConfig(kind="yarn", factor=4.0, original_max_position=64, beta_fast=16, truncate=False),
     RopeConfig(kind="yarn", factor=4.0, original_max_position=64, attention_factor=0.9),
+    RopeConfig(
+        kind="longrope",
+        factor=4.0,
+        original_max_position=64,
+        short_factor=(1.0,) * (tiny.ATTENTION.head_dim // 2),
+        long_factor=(2.0,) * (tiny.ATTENTION.head_dim // 2),
+    ),
 ]
 
 

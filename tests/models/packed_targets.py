@@ -78,6 +78,12 @@ def by_layer(name: str) -> Layout | None:
     return fp4.COMPRESSED if first else channels
 
 
+def by_attention(name: str) -> Layout | None:
+    """As in a mixed file of compressed-tensors: attention in FP8, all other products in NVFP4."""
+    of_attention = Fp8(("weight_scale",), "channel")
+    return of_attention if "self_attn" in name else linear(fp4.COMPRESSED)(name)
+
+
 GROUPS_OF_32 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 FLOAT4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 CHANNELS = {"num_bits": 8, "type": "float", "strategy": "channel"}
@@ -134,6 +140,14 @@ FORMS = {
             ignore=(),
         ),
         by_layer,
+    ),
+    "mixed, the class last": Form(
+        compressed(
+            "mixed-precision",
+            of_group([r"re:.*self_attn.*"], "naive-quantized", **CHANNELS),
+            of_group(["Linear"], NVFP4, **FLOAT4),
+        ),
+        by_attention,
     ),
     "awq": Form(
         {

@@ -94,6 +94,16 @@ def test_scales_follow_patterns_and_roots_and_embeddings_are_transposed(tmp_path
         torch.testing.assert_close(layer.state_dict(), expected.state_dict())
 
 
+def test_tied_embeddings_are_not_adapted(tmp_path: Path):
+    """The adapter was trained beside the plain head, which merging would change, too."""
+    target = tiny.save_target(tmp_path / "target", "qwen3", tie_word_embeddings=True)
+    down, up = torch.randn(RANK, tiny.VOCAB), torch.randn(tiny.SIZES["hidden_size"], RANK)
+    embeddings = "base_model.model.model.embed_tokens.lora_embedding_"
+    lora = save_adapter(tmp_path / "adapter", {f"{embeddings}A": down, f"{embeddings}B": up})
+    with pytest.raises(InputError, match="adapts embeddings that are the target's head, too"):
+        load_decoder(target, torch.float32, tiny.CPU, lora=lora)
+
+
 @pytest.mark.parametrize("apart", [True, False])
 def test_experts_have_those_that_peft_stacks(tmp_path: Path, apart: bool):
     target = tiny.save_target(tmp_path / "target", "qwen3_moe" if apart else "gemma4_moe")

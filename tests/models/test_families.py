@@ -345,6 +345,18 @@ def test_the_context_that_rope_scaling_reaches(tmp_path: Path, family: str, name
         load_decoder(tmp_path, torch.float32, tiny.CPU, length + 1)
 
 
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_a_scaling_beside_ropes_by_layer_type(tmp_path: Path, kind: str):
+    """As whoever extends a context writes it; transformers gives it to full layers."""
+    tiny.save_target(tmp_path, "gemma3")
+    scaling = {"rope_type": kind, "factor": 8.0, "original_max_position_embeddings": 32}
+    change_config(tmp_path, lambda c: c.update(rope_scaling=scaling))
+    tokens = [(7 * j) % 90 for j in range(60)]
+    found, _ = tiny.run_target(tiny.load_target(tmp_path), tokens)
+    wanted = tiny.peer_logits(tiny.load_peer(tmp_path), tokens)
+    assert torch.allclose(found, wanted, atol=2e-3)
+
+
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama"])
 @pytest.mark.parametrize("kind", ["yarn", "llama3"])
 def test_an_original_context_beside_the_scaling_counts_first(

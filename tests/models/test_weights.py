@@ -105,6 +105,7 @@ def test_what_is_fetched_from_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path:
     wanted |= {"additional_chat_templates/tool_use.jinja", "hf_quant_config.json"}
     wanted |= {"model.safetensors", *correction} if whole else set()
     others = {"original/model.safetensors", "onnx/config.json", "pytorch_model.bin", "README.md"}
+    others |= {"consolidated.safetensors", "consolidated.safetensors.index.json"}
     for name in {*wanted, *others, *correction, "model.safetensors"}:
         (tmp_path / "hub" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "hub" / name).write_text(name)

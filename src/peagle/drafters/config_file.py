@@ -54,6 +54,7 @@ ACTIVATIONS: dict[str, Any] = {"silu": "silu", "swish": "silu", "gelu_pytorch_ta
 ROPE_KEYS = {
     "llama3": ("low_freq_factor", "high_freq_factor"),
     "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate"),
+    "longrope": ("attention_factor", "short_factor", "long_factor"),
 }
 """Further keys of a rotation by its kind."""
 

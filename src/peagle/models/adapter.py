@@ -102,6 +102,12 @@ class Adapter:
         left_out: tensors of its files that text has no use of, whose products are never added.
         """
         rules = list(rules)
+        tied = all(rule.ours != "head.weight" for rule in rules)
+        if tied and "embed_tokens.weight" in self.products:
+            raise InputError(
+                f"{self.directory} adapts embeddings that are the target's head, too, which it was "
+                "not trained with; give a target with a head of its own"
+            )
         packed = [rule for rule in rules if isinstance(rule, PackedRule)]
         plain = file_names(rule for rule in rules if type(rule) is TensorRule)
         read = map(_inner, plain | left_out)

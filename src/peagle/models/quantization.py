@@ -45,12 +45,13 @@ class LayoutGroup:
     targets: tuple[str, ...] = ()
     """Names of modules, their ends, or regular expressions for them after "re:"; else classes."""
 
-    def names(self, module: str) -> bool:
-        """Whether a module is meant by name."""
-        return any(
+    def rank(self, module: str) -> int:
+        """0 where a module is meant by name, 1 where every product is, else 2."""
+        named = any(
             re.match(target[3:], module) if target.startswith("re:") else module.endswith(target)
             for target in self.targets
         )
+        return 0 if named else 1 if "Linear" in self.targets else 2
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Quantization:
     def layout_of(self, name: str, names: Container[str]) -> Layout | None:
         """How a file with these tensors has a weight; None: not in few bits."""
         begin = stem(name)
-        groups = sorted(self.groups, key=lambda group: not group.names(begin.removesuffix(".")))
+        groups = sorted(self.groups, key=lambda group: group.rank(begin.removesuffix(".")))
         found = (group.layout.stored(begin, names) for group in groups)
         return next((layout for layout in found if layout is not None), None)
 

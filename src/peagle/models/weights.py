@@ -139,8 +139,9 @@ def model_directory(name: str, weights: bool = True, revision: str | None = None
         raise InputError(f"{name}: no such directory, and not a hub id of the form owner/name")
     try:
         wanted = [*DESCRIPTION, *(WEIGHTS if weights else []), TEMPLATES]
-        # subfolders hold the same weights in other formats, and templates besides the default one
-        left_out = [f"*/{pattern}" for pattern in wanted if pattern != TEMPLATES]
+        # subfolders hold the same weights in other formats, and templates besides the default one;
+        # Mistral's repositories hold them twice
+        left_out = ["consolidated*", *(f"*/{each}" for each in wanted if each != TEMPLATES)]
         fetch = partial(snapshot_download, name, revision=revision)
         fetched = fetch(allow_patterns=wanted, ignore_patterns=left_out)
         if weights:

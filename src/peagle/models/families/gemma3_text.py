@@ -35,12 +35,10 @@ def spec(values: Values) -> DecoderSpec:
 def _attention(values: Values, window: int | None) -> AttentionSpec:
     """A layer's, by whether it has a window."""
     scale = config.above_zero(values, "query_pre_attn_scalar")
-    rope = {key: values.get(key) for key in ("rope_scaling", "rope_parameters", "rope_theta")}
-    by_type = rope["rope_parameters"] or {}
-    if FULL in by_type:  # as transformers 5 writes it
-        rope = {"rope_parameters": by_type.get(FULL if window is None else SLIDING)}
-    elif window is not None:
-        rope = {"rope_theta": values["rope_local_base_freq"]}
+    kind, base = (FULL, "rope_theta") if window is None else (SLIDING, "rope_local_base_freq")
+    own = (values.get("rope_parameters") or {}).get(kind) or {}  # as transformers 5 writes it
+    scaling = (window is None and values.get("rope_scaling")) or {}  # of full layers alone
+    rope = {"rope_theta": values[base], "rope_parameters": {**own, **scaling}}
     plain = {key: value for key, value in values.items() if not key.startswith("rope")}
     return replace(
         config.attention({**plain, **rope}), window=window, qk_norm=True, scale=scale**-0.5
