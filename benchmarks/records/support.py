@@ -5,12 +5,15 @@ from pathlib import Path
 
 import yaml
 
+from peagle.drafters.kind import KIND_OF_METHOD
 from peagle.models.families import FAMILIES
 from records.result import UNKNOWN, Result, Strict
 from records.store import Results
 
 PLACE = Path(__file__).parents[1] / "support.yaml"
-WORDS = {"none": "no drafter", "ngram": "lookup", "eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
+WORDS = {"none": "no drafter", "ngram": "lookup"} | {
+    kind.method: kind.name for kind in KIND_OF_METHOD.values()
+}
 TESTS = "`make test`"
 HEAD = ("architecture", "model", "weights", "on", "with", "run", "last", "command")
 

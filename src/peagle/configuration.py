@@ -36,6 +36,7 @@ def _problems(kind: type[Config], error: ValidationError) -> list[tuple[str, str
     for detail in error.errors(include_url=False):
         key = ".".join(str(part) for part in detail["loc"])
         message, given = detail["msg"].removeprefix("Value error, "), detail["input"]
+        message = message.replace("Tuple should", "it should")  # the reader's JSON has lists
         if detail["type"] not in SAID and isinstance(given, str | int | float):
             message = f"{message}; {given!r:.40} was given"
         if detail["type"] == "extra_forbidden":

@@ -169,7 +169,8 @@ class SpeculativeConfig(Config):
                 log.warning(f"speculative config: {key} {value}: drafts are made as peagle does")
         method = values.get("method", "eagle3")
         if method not in (*METHODS, *MTP_NAMES) and method not in (methods := known_methods()):
-            told = f"{method} is neither {' nor '.join(methods)}; vLLM has more: --engine vllm"
+            known = " nor ".join(methods)
+            told = f"{method} is neither {known} (P-EAGLE is eagle3); vLLM has more: --engine vllm"
             raise ConfigError(cls.__name__, [("method", told)])
         return cls(**values)
 

@@ -109,19 +109,20 @@ def test_the_sentence_names_the_fastest_only_where_it_is_clear():
     none, peagle = ROUNDS
     clear = Ranking(peagle, none, Ratio(2.5, 2.4, 2.6))
     assert verdict_sentence(clear) == (
-        "Fastest on this machine: P-EAGLE, 2.50 times as fast as no speculation (2.40-2.60)."
+        "Fastest on this machine: P-EAGLE at K = 2, 2.50 times as fast as no speculation "
+        "(2.40-2.60)."
     )
     assert verdict_sentence(Ranking(peagle, none, Ratio(1.03, 0.98, 1.09))) == (
-        "No clear winner on this machine: P-EAGLE may be 0.98 to 1.09 times as fast as no "
+        "No clear winner on this machine: P-EAGLE at K = 2 may be 0.98 to 1.09 times as fast as no "
         "speculation."
     )
     assert verdict_sentence(Ranking(peagle, none, Ratio(2.5, 0.0, math.inf))) == (
-        "No clear winner on this machine: P-EAGLE was 2.50 times as fast as no speculation, "
-        "in too few rounds to say so."
+        "No clear winner on this machine: P-EAGLE at K = 2 was 2.50 times as fast as no "
+        "speculation, in too few rounds to say so."
     )
     assert verdict_sentence(Ranking(peagle, none, Ratio(0.99, 0.0, math.inf))) == (
-        "No clear winner on this machine: P-EAGLE was as fast as no speculation, in too few rounds "
-        "to say so."
+        "No clear winner on this machine: P-EAGLE at K = 2 was as fast as no speculation, in too "
+        "few rounds to say so."
     )
 
 

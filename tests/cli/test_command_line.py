@@ -90,6 +90,18 @@ def test_ctrl_c_before_a_command_begins(peagle, monkeypatch):
     assert (result.code, result.out, result.err) == (130, "", "peagle: interrupted\n")
 
 
+def test_a_file_that_may_not_be_read_is_named_on_one_line(peagle, monkeypatch):
+    """Whatever reads it: a supervisor does not start such a server again."""
+
+    def closed(*arguments, **options):
+        raise PermissionError(13, "Permission denied", "m/generation_config.json")
+
+    monkeypatch.setattr("peagle.cli.app.app", closed)
+    result = peagle("serve", "m")
+    told = "peagle: m/generation_config.json: Permission denied\n"
+    assert (result.code, result.out, result.err) == (2, "", told)
+
+
 def test_a_defect_of_ours_is_not_dressed_up_as_the_users(peagle, pair, monkeypatch):
     def broken(*arguments):
         raise ZeroDivisionError

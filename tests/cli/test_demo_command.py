@@ -177,9 +177,9 @@ def comparison(*rounds):
 def test_the_sentence_is_about_what_was_measured():
     quiet = [made_up(300.0), made_up(450.0), made_up(480.0)]
     words = comparison(*[quiet] * 6)
-    assert "Fastest on this machine: P-EAGLE, 1.07 times as fast as EAGLE-3" in words
+    assert "Fastest on this machine: P-EAGLE at K = 5, 1.07 times as fast as EAGLE-3 at K" in words
     assert "Do not rely" not in words
-    assert "Fastest on this machine: EAGLE-3" in comparison(*[[*quiet[:2], quiet[0]]] * 6)
+    assert "Fastest on this machine: EAGLE-3 at K = 5" in comparison(*[[*quiet[:2], quiet[0]]] * 6)
     assert "No clear winner" in comparison(*[[*quiet[:2], quiet[1]]] * 6)
 
 

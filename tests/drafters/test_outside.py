@@ -88,6 +88,13 @@ def test_a_command_serves_with_it(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.usefixtures("installed")
+def test_check_names_it(capsys: pytest.CaptureFixture[str]):
+    said = '{"method": "repeat_last", "num_speculative_tokens": 3}'
+    assert main(["check", "--speculative-config", said]) == 0
+    assert re.search(r"proposer +repeat_last, at most 3 drafts", capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     "asked",
     [

@@ -208,7 +208,7 @@ def test_the_log_has_a_line_of_figures_of_traffic(server: Running, client: OpenA
         assert time.monotonic() < end
     assert re.fullmatch(
         r"\d running, \d waiting, [\d.]+ tokens/s, AL [\d.]+ in \d+ of \d+ cycles, "
-        r"KV cache \d+% used, \d+% of prompts found",
+        r"KV cache \d+% used, \d+% of prompt tokens cached",
         line,
     )
 
@@ -218,4 +218,4 @@ def test_the_line_counts_anew_what_an_engine_that_began_again_found():
     engine: Any = SimpleNamespace(stats=idle)
     metrics = Metrics("demo", engine, [DraftTotals([])])
     engine.stats = replace(idle, prefix_queries=40, prefix_hits=10)
-    assert metrics.line().endswith(" 0% of prompts found")
+    assert metrics.line().endswith(" 0% of prompt tokens cached")

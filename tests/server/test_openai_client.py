@@ -66,6 +66,13 @@ def test_completion_equals_the_engine(client: OpenAI, offline: LLM):
     assert math.isclose(details["acceptance_length"], 1 + did.accepted / did.cycles)
 
 
+def test_no_more_tokens_are_predicted_than_there_are(client: OpenAI):
+    """A cycle may have accepted more than the limit leaves."""
+    for prompt in (PROMPT, "x = 1\n" * 7 + "x ="):
+        usage = complete(client, prompt=prompt, max_tokens=2, temperature=0).usage
+        assert usage.completion_tokens_details.accepted_prediction_tokens <= 2
+
+
 def test_completion_takes_16_tokens_by_default(client: OpenAI):
     assert complete(client).usage.completion_tokens == 16
 

@@ -306,7 +306,7 @@ def test_an_engine_that_fails_ends_a_stream_with_a_failed_response(
         ({"tool_choice": {"type": "function", "name": "f"}, "tools": [WEATHER]}, "called f"),
         ({"tool_choice": "required"}, "tool_choice needs tools"),
         ({"tools": [WEATHER, WEATHER]}, "two tools have the same name"),
-        ({"model": "other"}, "does not exist here"),
+        ({"model": "other"}, "does not exist here, but '"),
     ],
 )
 def test_refusals_say_what_to_do(qwen: Served, fields: dict[str, Any], words: str):

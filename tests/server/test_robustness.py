@@ -443,7 +443,7 @@ def test_values_that_disagree_are_told_without_our_names(server: Running):
     [
         ("/nowhere", "GET", 404, "there is no /nowhere here; /openapi.json lists the routes"),
         ("/v1/completions", "GET", 405, "/v1/completions takes POST, not GET"),
-        ("/v1/models/x", "GET", 404, "the model 'x' does not exist here"),
+        ("/v1/models/x", "GET", 404, "the model 'x' does not exist here, but 'demo'"),
     ],
 )
 def test_unknown_routes_answer_in_openai_form(

@@ -161,7 +161,13 @@ def test_a_drafter_by_flags_is_told_as_its_files_say(
 @pytest.mark.usefixtures("_vllm")
 @pytest.mark.parametrize(
     "flags",
-    [["--max-queue", "4"], ["--batch-invariant"], ["--no-quantize-activations"]],
+    [
+        ["--max-queue", "4"],
+        ["--batch-invariant"],
+        ["--no-quantize-activations"],
+        ["--audit", "0.1"],
+        ["--lora", "d"],
+    ],
     ids=lambda flags: flags[0],
 )
 def test_flags_that_mean_nothing_to_vllm_are_refused(

@@ -11,8 +11,8 @@ from peagle.bench.runs import Run
 from peagle.bench.verdict import Ranking, Ratio, reference, speed_up
 
 LEGEND = (
-    "C: requests in flight, or a second (/s). AL, acceptance length: the tokens of a cycle that "
-    "drafted."
+    "C: requests in flight; with /s, requests a second. AL, acceptance length: tokens of a cycle "
+    "that drafted."
 )
 
 
@@ -68,7 +68,7 @@ def ratio_text(ratio: Ratio) -> str:
 def verdict_sentence(verdict: Ranking) -> str:
     """Which method is the fastest and by how much, or that this cannot be told."""
     first, second = (
-        "no speculation" if run.case.undrafted else run.case.name
+        "no speculation" if run.case.undrafted else run.case.label.replace(", K", " at K")
         for run in (verdict.first, verdict.second)
     )
     lead = verdict.lead

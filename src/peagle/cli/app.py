@@ -75,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = INTERRUPTED
     except InputError as error:
         return _end(str(error), INPUT_ERROR)
+    except PermissionError as error:
+        return _end(f"{error.filename}: {error.strerror}", INPUT_ERROR)
     except typer.TyperException as error:
         return _end(_misuse(error), INPUT_ERROR)
     if code == INTERRUPTED:

@@ -138,10 +138,12 @@ def _drafter(
 
 
 def _lookup(speculation: SpeculativeConfig) -> dict[str, str]:
-    """What is looked up in the text; nothing where nothing is."""
+    """What proposes drafts without a network; nothing where one does."""
+    most = speculation.num_speculative_tokens
     if speculation.lookup is None:
-        return {}
-    (shortest, longest), most = speculation.lookup, speculation.num_speculative_tokens
+        named = {"proposer": f"{speculation.method}, at most {most} drafts"}
+        return {} if speculation.has_network else named
+    shortest, longest = speculation.lookup
     return {"lookup": f"at most {most} drafts after a match of {shortest} to {longest} tokens"}
 
 

@@ -106,7 +106,7 @@ def demo(
     workload, console = PromptWorkload(pair, prompts, answers, comparable), Console(highlight=False)
     _show_answers(console, workload, scene)
     _show_comparison(console, _median_runs(workload, scene), scene)
-    told = {WHY: "eagle3" in pair.drafters, BRANCHES: branches, FIXED: True, scene.about: own}
+    told = {WHY: "eagle3" in pair.drafters, BRANCHES: branches, FIXED: not chat, scene.about: own}
     for line in ("", *(line.format(scene) for line, shown in told.items() if shown)):
         console.print(line)
     if chat:

@@ -87,7 +87,7 @@ class Listening(Flags):
     served_model_name: list[str] = []
     """Model names in the API. Default: the target as given"""
     api_key: list[str] = []
-    """Keys that open the API, any of them; or set PEAGLE_API_KEY."""
+    """Keys that open the API, any of them, in place of PEAGLE_API_KEY."""
     allowed_origins: str = "[]"
     """JSON list of web origins that may call the API. Default: its own"""
     revision: str | None = None

@@ -37,7 +37,7 @@ def _unusable(directory: Path, reason: str) -> InputError:
             "it is code of its own (auto_map in tokenizer_config.json), which peagle never runs; "
             "convert it to a tokenizer.json, or serve the model with vLLM's --trust-remote-code"
         )
-    elif not any(directory.glob("tokenizer*")):
+    elif not any(directory.glob("tokenizer.[jm]*")):
         reason = "it has no tokenizer.json"
     return InputError(f"{directory} has no usable tokenizer: {reason}")
 

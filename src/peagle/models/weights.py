@@ -263,6 +263,8 @@ def opened(file: Path, advice: str = "fetch or export it again") -> Iterator[Any
         with safe_open(file, framework="pt") as shard:
             yield shard
     except (SafetensorError, OSError) as error:
+        if file.exists() and not os.access(file, os.R_OK):
+            raise InputError(f"{file} cannot be read: permission denied") from None
         raise InputError(f"{file} is damaged or cut short ({error}); {advice}") from None
 
 

@@ -149,7 +149,7 @@ def usage(job: Job, done: Sequence[Completion]) -> Json:
         **_counts(job.prompt_tokens, written),
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": did.accepted,
+            "accepted_prediction_tokens": min(did.accepted, written),
             "rejected_prediction_tokens": did.drafted - did.accepted,
             "reasoning_tokens": sum(one.sections.count("reasoning") for one in done),
         },

@@ -116,7 +116,7 @@ class Metrics(Collector):
         return (
             f"{stats.running} running, {stats.waiting} waiting, {tokens / seconds:.1f} tokens/s, "
             f"AL {1 + accepted / max(drafts, 1):.2f} in {drafts} of {cycles} cycles, "
-            f"KV cache {stats.kv_usage:.0%} used, {found:.0%} of prompts found"
+            f"KV cache {stats.kv_usage:.0%} used, {found:.0%} of prompt tokens cached"
         )
 
     def watch(self, request: Prepared, choices: int | None) -> "Watch":

@@ -193,7 +193,7 @@ def _wait(pids: set[int]) -> int:
 def _warn(llm: AsyncLLM, settings: ServerSettings, host: str) -> None:
     """Warn of surprises: a server open to all, a template that refuses every question. Tell the
     seed, by which answers can be had again."""
-    log.info(f"requests without a seed have those from {llm.llm.engine.facts.seed} on")
+    log.info(f"requests without a seed get seeds from {llm.llm.engine.facts.seed} upwards")
     if not settings.api_keys and host not in ("127.0.0.1", "::1"):
         log.warning("no API key: whoever reaches this port can use it; see --api-key")
     if llm.llm.chat_config.chat_template or llm.llm.tokenizer.chat_template:

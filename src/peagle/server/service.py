@@ -126,7 +126,8 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raise `APIError` when a request names another model."""
         if name is not None and name not in self.settings.model_names:
-            raise APIError(404, f"the model {name!r} does not exist here", "model")
+            known = self.settings.model_names[0]
+            raise APIError(404, f"the model {name!r} does not exist here, but {known!r}", "model")
 
     async def tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, possibly none for an empty one."""

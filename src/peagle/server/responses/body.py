@@ -12,7 +12,7 @@ from peagle.server.variants import KNOWN_TYPE, result_part, usual_type
 
 NOTHING_KEPT = "no answer is kept here; send earlier items whole, as clients do with store: false"
 NOTHING_LATER = "nothing is kept here to be fetched later; leave it out"
-NO_SCORES = "log-probabilities come with /v1/chat/completions only; leave this out"
+NO_SCORES = "log-probabilities come with /v1/chat/completions and /v1/completions; leave this out"
 
 
 Content = str | Items[ContentPart]
