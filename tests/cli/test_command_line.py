@@ -98,7 +98,7 @@ def test_a_file_that_may_not_be_read_is_named_on_one_line(peagle, monkeypatch):
 
     monkeypatch.setattr("peagle.cli.app.app", closed)
     result = peagle("serve", "m")
-    told = "peagle: m/generation_config.json: Permission denied\n"
+    told = "peagle: [Errno 13] Permission denied: 'm/generation_config.json'\n"
     assert (result.code, result.out, result.err) == (2, "", told)
 
 

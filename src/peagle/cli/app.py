@@ -73,10 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(given or ["--help"], prog_name="peagle", standalone_mode=False)
     except KeyboardInterrupt:  # before the command begins, which typer makes an exit of
         code = INTERRUPTED
-    except InputError as error:
+    except (InputError, PermissionError) as error:
         return _end(str(error), INPUT_ERROR)
-    except PermissionError as error:
-        return _end(f"{error.filename}: {error.strerror}", INPUT_ERROR)
     except typer.TyperException as error:
         return _end(_misuse(error), INPUT_ERROR)
     if code == INTERRUPTED:
