@@ -4,7 +4,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,12 @@ def locked(path: Path, held: str) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def output_lock(output: Path, first: bool = True) -> AbstractContextManager[None]:
+    """Keep other runs from an output; the first rank alone holds it. Raises `InputError`."""
+    held = f"another run is writing output {output}; wait for it, or name another"
+    return locked(output.with_name(f"{output.name}.lock"), held) if first else nullcontext()
 
 
 @contextmanager

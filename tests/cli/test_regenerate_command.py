@@ -14,12 +14,12 @@ from chat_templates import assistant, user
 from openai_stub import openai_stub, said
 
 from peagle.config import SamplingParams
+from peagle.files import output_lock
 from peagle.llm import LLM
 from peagle.models.tokenizer import load_tokenizer
 from peagle.pair import bundled
 from peagle.train.conversations import read_documents
 from peagle.train.samples import read_samples
-from peagle.train.snapshot import output_lock
 
 TOKENS = 64
 """More than an answer has."""

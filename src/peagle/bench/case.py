@@ -99,10 +99,14 @@ class Case:
     @property
     def label(self) -> str:
         """What is compared: "P-EAGLE, K = 7"."""
-        if not self.k:
-            return self._by + "no speculation" if self.undrafted else self.name
+        if self.undrafted and not self.k:
+            return self._by + "no speculation"
+        return self.with_k(", ")
+
+    def with_k(self, before: str) -> str:
+        """Its name, and its K if it has one behind some words."""
         sign = "=" if self.draft_length == "fixed" else "≤"
-        return f"{self.name}, K {sign} {self.k}"
+        return f"{self.name}{before}K {sign} {self.k}" if self.k else self.name
 
     @property
     def _by(self) -> str:

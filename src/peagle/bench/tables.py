@@ -68,7 +68,7 @@ def ratio_text(ratio: Ratio) -> str:
 def verdict_sentence(verdict: Ranking) -> str:
     """Which method is the fastest and by how much, or that this cannot be told."""
     first, second = (
-        "no speculation" if run.case.undrafted else run.case.label.replace(", K", " at K")
+        "no speculation" if run.case.undrafted else run.case.with_k(" at ")
         for run in (verdict.first, verdict.second)
     )
     lead = verdict.lead

@@ -77,7 +77,7 @@ def check(
     if beside is not None and speculation.has_network:
         facts |= foreign_facts(beside)
     problems += target_problems(beside, asked.lora) if beside is not None else []
-    _print_facts({**facts, **_lookup(speculation), **_answers(beside)})
+    _print_facts({**facts, **_proposer(speculation), **_answers(beside)})
     for problem in dict.fromkeys(problems):  # a directory may be read for two questions
         typer.echo(f"problem: {' '.join(problem.split())}", err=True)
     if problems:
@@ -137,7 +137,7 @@ def _drafter(
     return facts, [*found.problems, *_too_many(speculation.num_speculative_tokens, found)]
 
 
-def _lookup(speculation: SpeculativeConfig) -> dict[str, str]:
+def _proposer(speculation: SpeculativeConfig) -> dict[str, str]:
     """What proposes drafts without a network; nothing where one does."""
     most = speculation.num_speculative_tokens
     if speculation.lookup is None:

@@ -24,7 +24,8 @@ Units = tuple[tuple[float, str], ...]
 def print_plan(recipe: "Recipe") -> None:
     """Print what a recipe amounts to; nothing is written. Raises `InputError` as `Plan.of`."""
     from peagle.train.plan import Forecast
-    from peagle.train.prepare import FINISHED, is_finished
+    from peagle.train.prepare import FINISHED
+    from peagle.train.snapshot import is_finished
 
     plan, console = Forecast.of(recipe), Console()
     _print(console, "Recipe", _recipe(plan))

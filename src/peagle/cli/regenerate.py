@@ -30,6 +30,7 @@ from peagle.cli.progress import progress_bar
 from peagle.config import ChatConfig, EngineConfig, SamplingParams
 from peagle.configuration import PositiveInt, parse_json_option
 from peagle.errors import InputError
+from peagle.files import output_lock
 
 if TYPE_CHECKING:
     from peagle.async_llm import AsyncLLM
@@ -110,7 +111,6 @@ def regenerate(
     from peagle.regenerate.output import Output
     from peagle.regenerate.run import read_conversations
     from peagle.regenerate.run import regenerate as answer
-    from peagle.train.snapshot import output_lock
 
     variables = work.variables
     with from_flags(default_chat_template_kwargs="--chat-template-kwargs"):

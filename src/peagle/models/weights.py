@@ -139,8 +139,7 @@ def model_directory(name: str, weights: bool = True, revision: str | None = None
         raise InputError(f"{name}: no such directory, and not a hub id of the form owner/name")
     try:
         wanted = [*DESCRIPTION, *(WEIGHTS if weights else []), TEMPLATES]
-        # subfolders hold the same weights in other formats, and templates besides the default one;
-        # Mistral's repositories hold them twice
+        # the same weights come again, as Mistral's and in subfolders, which hold more templates
         left_out = ["consolidated*", *(f"*/{each}" for each in wanted if each != TEMPLATES)]
         fetch = partial(snapshot_download, name, revision=revision)
         fetched = fetch(allow_patterns=wanted, ignore_patterns=left_out)

@@ -119,24 +119,24 @@ class Encoder:
         return [next(written if sample.token_ids else rendered) for sample in samples]
 
     def _completions(self, samples: Sequence[Continuation]) -> list[Document]:
-        """Prompt and response are encoded separately, as when the response is generated."""
+        """A response goes on where the prompt's tokens end, as when it is generated."""
         prompts = self._ids([sample.prompt for sample in samples])
-        responses = self._ids([_response(s) for s in samples], add_special_tokens=False)
         wholes = self._ids([sample.prompt + _response(sample) for sample in samples])
-        for place, (prompt, whole) in enumerate(zip(prompts, wholes, strict=True)):
-            if whole[: len(prompt)] == prompt:  # alone, a response may get a space of its own
-                responses[place] = whole[len(prompt) :]
         return [
-            Document.answered((*prompt, *self._written(sample, response)), len(prompt))
-            for sample, prompt, response in zip(samples, prompts, responses, strict=True)
+            Document.answered((*prompt, *self._written(sample, prompt, whole)), len(prompt))
+            for sample, prompt, whole in zip(samples, prompts, wholes, strict=True)
         ]
 
-    def _written(self, sample: Continuation, response: Sequence[int]) -> Sequence[int]:
-        """The response's ids as the target wrote them, if that is known."""
-        if sample.token_ids is None:
-            return response
-        check_ids(sample.token_ids, [_response(sample)], self._tokenizer, sample.place)
-        return sample.token_ids
+    def _written(self, sample: Continuation, prompt: list[int], whole: list[int]) -> Sequence[int]:
+        """The response's ids: as the target wrote them, if that is known, else as they follow the
+        prompt's in the whole text, where these stay as they are."""
+        if sample.token_ids is not None:
+            check_ids(sample.token_ids, [_response(sample)], self._tokenizer, sample.place)
+            return sample.token_ids
+        if whole[: len(prompt)] == prompt:  # alone, a response may get a space of its own
+            return whole[len(prompt) :]
+        [alone] = self._ids([_response(sample)], add_special_tokens=False)
+        return alone
 
     def _token_ids(self, samples: Sequence[TokenIds]) -> list[Document]:
         for sample in samples:

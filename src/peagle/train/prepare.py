@@ -24,7 +24,7 @@ from peagle.train.initial import check_mask_token, drafter_config, initial_draft
 from peagle.train.packing import Document, PackedRows, pack
 from peagle.train.parallel import ALONE, Ranks
 from peagle.train.recipe import Recipe
-from peagle.train.snapshot import check_snapshot, origin_of, snapshot_path
+from peagle.train.snapshot import check_snapshot, is_finished, origin_of, snapshot_path
 from peagle.train.teacher import Teacher
 from peagle.train.trainer import Trainer
 
@@ -169,8 +169,3 @@ def _refuse_occupied(output: Path) -> None:
         raise InputError(f"output {output} holds other files ({foreign[0]}); name a new directory")
     if output.exists() and not output.is_dir():
         raise InputError(f"{output} is a file; output is the drafter's directory")
-
-
-def is_finished(output: Path) -> bool:
-    """Whether an output holds a drafter whose training is over."""
-    return not snapshot_path(output).exists() and (output / "model.safetensors").exists()

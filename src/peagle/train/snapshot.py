@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from peagle.errors import InputError
-from peagle.files import locked, replacing
+from peagle.files import replacing
 from peagle.models.weights import opened
 from peagle.train.digest import digest
 from peagle.train.optimizer import DraftOptimizer
@@ -37,10 +36,9 @@ def snapshot_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.{SNAPSHOT}")
 
 
-def output_lock(output: Path, first: bool = True) -> AbstractContextManager[None]:
-    """Keep other runs from an output; the first rank alone holds it. Raises `InputError`."""
-    held = f"another run is writing output {output}; wait for it, or name another"
-    return locked(output.with_name(f"{output.name}.lock"), held) if first else nullcontext()
+def is_finished(output: Path) -> bool:
+    """Whether an output holds a drafter whose training is over."""
+    return not snapshot_path(output).exists() and (output / "model.safetensors").exists()
 
 
 def origin_of(

@@ -17,7 +17,7 @@ from peagle.drafters.model import DraftModel
 from peagle.drafters.mtp import MTPHead, save_mtp
 from peagle.drafters.network import Network
 from peagle.errors import InputError
-from peagle.files import writing
+from peagle.files import output_lock, writing
 from peagle.models.decoder import Decoder
 from peagle.models.ends import Ends
 from peagle.models.weights import model_directory
@@ -35,7 +35,7 @@ from peagle.train.partition import ParallelPass, PartitionedPass, Pass, PassLoss
 from peagle.train.recipe import Recipe
 from peagle.train.schedule import Schedule
 from peagle.train.segment import elements_per_segment
-from peagle.train.snapshot import Progress, load_snapshot, output_lock, save_snapshot, snapshot_path
+from peagle.train.snapshot import Progress, is_finished, load_snapshot, save_snapshot, snapshot_path
 from peagle.train.unroll import SequentialPass
 from peagle.transfer import to_device
 
@@ -135,9 +135,9 @@ class Trainer:
             if not (self._output / "config.json").exists():  # somebody has removed the best so far
                 self._progress.best_step, self._progress.best_acceptance_length = 0, 0.0
         self._ranks.agree({"another snapshot": f"{begun} {self._progress}", **self._origin})
+        if is_finished(self._output):
+            raise InputError(f"another run has finished output {self._output} meanwhile")
         if not begun:
-            if (self._output / "model.safetensors").exists():
-                raise InputError(f"another run has finished output {self._output} meanwhile")
             self._keep()
 
     def _told_to_stop(self) -> bool:
