@@ -9,12 +9,18 @@ is one process of `peagle bench` and one or two of vLLM, one after the other; th
 alternates, since a warm card may run slower. After every process the directory holds what was
 measured so far: `result.json`, which `keep.py` keeps, and a report. A size that does not fit the
 card's free memory is refused before anything runs.
+
+vLLM takes minutes to start. With `--together` all its processes start at once, each with the share
+of the card's memory that `--engine-args` gives it, wait, and take turns; ours follow.
 """
 
 import json
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -28,8 +34,9 @@ from peagle.cli.script import run
 from peagle.errors import InputError
 from peagle.files import refuse_existing
 from peers import card
-from peers.processes import Attempt, Vllm, attempt, routing_of, target_in
-from peers.trials import DEFAULT, NOT_DUMMY, Match, Side, Trial, Work, schedule
+from peers.job import LOOK_SECONDS
+from peers.processes import Attempt, Vllm, attempt, beginning, routing_of, target_in
+from peers.trials import DEFAULT, NOT_DUMMY, Match, Side, Trial, Work, at_once, schedule
 from records.measuring import begun
 from records.result import UNKNOWN, Result
 from records.store import write
@@ -61,6 +68,7 @@ def main(
     vllm_path: Annotated[Path | None, typer.Option(help="Directory of vLLM's packages.")] = None,
     only: Annotated[Side | None, typer.Option(help="Run only this side.")] = None,
     first: Annotated[Side, typer.Option(help="Side that begins.")] = "peagle",
+    together: Annotated[bool, typer.Option(help="Start vLLM's processes at once.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds allowed per process.")] = 400,
     force: Annotated[bool, typer.Option("--force", help="Replace earlier results.")] = False,
 ) -> None:
@@ -80,20 +88,58 @@ def main(
         require_room(match.shape, [match.method], work.dtype, "auto", card.free_bytes())
     sides = _sides(only, first, vllm)
     about = begun(f"peagle beside vLLM, {matches}", card.reading())
-    about["setting"] = _setting(work, chosen, checkpoints, vllm)
+    about["setting"] = _setting(work, chosen, checkpoints, vllm) | (
+        {"vLLM's processes": "started at once"} if together else {}
+    )
     out.mkdir(parents=True, exist_ok=True)
     done: list[Attempt] = []
-    for trial in schedule(chosen, levels, sides, backends):
-        shape = trial.match.shape
-        target = target_in(checkpoints, shape, work, timeout) if checkpoints else None
-        done.append(attempt(trial, work, vllm, timeout, target))
-        print(_brief(trial, done[-1]), file=sys.stderr, flush=True)
+    plan = Plan([*schedule(chosen, levels, sides, backends)], work, vllm, checkpoints, timeout)
+    for one in plan.together(levels) if together else plan.in_turn(plan.trials):
+        done.append(one)
+        print(_brief(one), file=sys.stderr, flush=True)
         found = compared(about, done)
         write(found, out / RESULT)
         if found.runs:
             write_report(found, out / REPORT)
     show(compared(about, done))
     raise typer.Exit(1 if all(one.process.failure for one in done) else 0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Processes, and what all have in common."""
+
+    trials: Sequence[Trial]
+    work: Work
+    vllm: Vllm
+    checkpoints: Path | None
+    """Where targets are that both sides read."""
+    timeout: float
+
+    def in_turn(self, trials: Iterable[Trial]) -> Iterator[Attempt]:
+        """Each process starts when the one before it has ended."""
+        for trial in trials:
+            yield attempt(trial, self.work, self.vllm, self.timeout, self._target(trial))
+
+    def together(self, levels: tuple[int, ...]) -> Iterator[Attempt]:
+        """vLLM's processes start at once and take turns, each alone at work; ours follow."""
+        theirs = [(one, self._target(one)) for one in at_once(self.trials, levels)]
+        with ExitStack() as stack:
+            begun = [
+                stack.enter_context(beginning(trial, self.work, self.vllm, target, waits=True))
+                for trial, target in theirs
+            ]
+            until = time.monotonic() + self.timeout
+            while not all(one.waits for one in begun) and time.monotonic() < until:
+                time.sleep(LOOK_SECONDS)
+            for one in begun:
+                yield one.end(self.timeout if one.waits else 0.0, card.reading())
+        yield from self.in_turn(one for one in self.trials if one.side == "peagle")
+
+    def _target(self, trial: Trial) -> Path | None:
+        if self.checkpoints is None:
+            return None
+        return target_in(self.checkpoints, trial.match.shape, self.work, self.timeout)
 
 
 def compared(about: Mapping[str, Any], done: Sequence[Attempt]) -> Result:
@@ -139,12 +185,11 @@ def _sides(only: Side | None, first: Side, vllm: Vllm) -> list[Side]:
     return sides
 
 
-def _brief(trial: Trial, done: Attempt) -> str:
+def _brief(done: Attempt) -> str:
     """One line per process."""
-    speeds = {run.concurrency: round(run.speed or 0, 1) for run in done.runs}
-    match = trial.match
-    asked = [trial.side, match.shape, match.method, match.k, trial.setting, trial.draft_length]
-    return json.dumps([*asked, done.process.seconds, speeds, done.process.failure])
+    one, speeds = done.process, {run.concurrency: round(run.speed or 0, 1) for run in done.runs}
+    asked = [one.side, one.data, one.method, one.k, one.setting, one.draft_length]
+    return json.dumps([*asked, one.seconds, speeds, one.failure])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,35 @@
 """What vLLM is to do, in a form that travels as JSON between two environments."""
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A directory in which an engine says that it is ready, and waits until it may go on."""
+
+    directory: Path
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine waits."""
+        return (self.directory / "ready").exists()
+
+    def open(self) -> None:
+        """Let the engine go on."""
+        (self.directory / "open").touch()
+
+    def wait(self) -> None:
+        """Be ready, and wait."""
+        (self.directory / "ready").touch()
+        while not (self.directory / "open").exists():
+            time.sleep(LOOK_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -39,6 +64,8 @@ class Job:
     warm_up_tokens: int = 0
     prompts: Sequence[Sequence[int]] = ()
     """Prompts whose outputs are wanted in place of speeds."""
+    gate: str | None = None
+    """The directory of the gate at which the engine waits before its load; None: it does not."""
 
     @classmethod
     def read(cls, file: Path) -> "Job":

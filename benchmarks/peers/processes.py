@@ -1,6 +1,5 @@
 """Both sides as processes: one at a time, with a time limit, until the card's memory is free."""
 
-import contextlib
 import json
 import os
 import re
@@ -9,16 +8,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import peagle
 from peagle.bench.shapes import shape_of
 from peagle.errors import InputError
 from peers import card
-from peers.job import Job
+from peers.job import Gate, Job
 from peers.trials import Trial, Work, bench_flags, peer_job
 from records.bench import run_of
 from records.result import Process, Run
@@ -118,29 +118,62 @@ def attempt(
 
     checkpoint: the target that is read; None: each side makes its own.
     """
-    before, start = card.reading(), time.monotonic()
+    before = card.reading()
+    with beginning(trial, work, vllm, checkpoint) as begun:
+        done = begun.end(timeout, before)
+    if card.freed(float(before.get("memory.used", 0))):
+        return done
+    failure = f"{done.process.failure or ''}\nthe card's memory was not given back".strip()
+    return replace(done, process=replace(done.process, failure=failure))
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A trial whose process runs."""
+
+    trial: Trial
+    running: "Running"
+    result: Path
+    gate: Gate
+    """At which vLLM waits, if it was told to."""
+    start: float = field(default_factory=time.monotonic)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits at its gate, or will never do so."""
+        return self.gate.ready or self.running.ended
+
+    def end(self, timeout: float, before: dict[str, str | float]) -> Attempt:
+        """Let the process measure and end. before: the card's reading."""
+        self.gate.open()
+        ended = self.running.end(timeout)
+        told = json.loads(self.result.read_text()) if self.result.exists() else {"runs": []}
+        trial, about = self.trial, told.get("environment", {})
+        process = Process(
+            **_named(trial),
+            concurrencies=trial.concurrencies,
+            seconds=round(time.monotonic() - self.start, 1),
+            start_seconds=about.get("start_seconds"),
+            chosen=tuple(choices(ended.log)) if trial.side == "vllm" else (),
+            resolved=about.get("resolved", {}),
+            card_before=before,
+            failure=ended.failure,
+        )
+        given = _named(trial) | {"given_acceptance": trial.given_acceptance}
+        runs = tuple(run_of(one, **given) for one in told["runs"])
+        return Attempt(process, runs, about.get("versions", {}))
+
+
+@contextmanager
+def beginning(
+    trial: Trial, work: Work, vllm: Vllm, checkpoint: Path | None, waits: bool = False
+) -> Iterator[Begun]:
+    """A trial's process, of which nothing is left afterwards. waits: at its gate, once ready."""
     with tempfile.TemporaryDirectory() as scratch:
-        command, environment, result = _command(trial, work, vllm, Path(scratch), checkpoint)
-        ended = run(command, environment, timeout)
-        told = json.loads(result.read_text()) if result.exists() else {"runs": []}
-    seconds, failure = round(time.monotonic() - start, 1), ended.failure
-    if not card.freed(float(before.get("memory.used", 0))):
-        failure = f"{failure or ''}\nthe card's memory was not given back".strip()
-    about = told.get("environment", {})
-    process = Process(
-        **_named(trial),
-        concurrencies=trial.concurrencies,
-        seconds=seconds,
-        start_seconds=about.get("start_seconds"),
-        chosen=tuple(choices(ended.log)) if trial.side == "vllm" else (),
-        resolved=about.get("resolved", {}),
-        card_before=before,
-        failure=failure,
-    )
-    given = _named(trial) | {"given_acceptance": trial.given_acceptance}
-    return Attempt(
-        process, tuple(run_of(one, **given) for one in told["runs"]), about.get("versions", {})
-    )
+        gate = Path(scratch) if waits else None
+        command, environment, result = _command(trial, work, vllm, Path(scratch), checkpoint, gate)
+        with Running(command, environment) as running:
+            yield Begun(trial, running, result, Gate(Path(scratch)))
 
 
 def _named(trial: Trial) -> dict[str, Any]:
@@ -157,14 +190,20 @@ def _named(trial: Trial) -> dict[str, Any]:
 
 
 def _command(
-    trial: Trial, work: Work, vllm: Vllm, scratch: Path, checkpoint: Path | None
+    trial: Trial,
+    work: Work,
+    vllm: Vllm,
+    scratch: Path,
+    checkpoint: Path | None,
+    gate: Path | None,
 ) -> tuple[list[str], Mapping[str, str], Path]:
     """A trial's command, its environment, and the file of its result."""
     if trial.side == "peagle":
         result = scratch / "result.json"
         flags = bench_flags(trial, work, str(result), checkpoint)
         return [sys.executable, "-m", "peagle", *flags], os.environ, result
-    command, result = vllm.command(peer_job(trial, work, checkpoint, vllm.engine_args), scratch)
+    job = peer_job(trial, work, checkpoint, vllm.engine_args, gate)
+    command, result = vllm.command(job, scratch)
     return command, vllm.environment(), result
 
 
@@ -184,39 +223,66 @@ class Ended:
     """All that it printed."""
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Ended:
-    """Run a command to its end.
+class Running:
+    """A command in its own process group, of which nothing is left after the block."""
 
-    It gets its own process group, of which nothing is left when this returns.
-    """
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed below)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reason: str | None = None
         try:
-            process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 command,
                 env=environment,
-                stdout=log,
+                stdout=self._log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         except OSError as error:
-            return Ended(f"{command[0]} cannot be started: {error.strerror}")
-        reason = _wait(process, timeout)
-        log.seek(0)
-        text = log.read()
-    return Ended(None if reason is None else "\n".join([reason, *_last_lines(text)]), text)
+            self._reason = f"{command[0]} cannot be started: {error.strerror}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kill()
+        self._log.close()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it runs no more."""
+        return self._process is None or self._process.poll() is not None
+
+    def end(self, timeout: float) -> Ended:
+        """Wait until it ends, at most so long."""
+        if self._process is None:
+            return Ended(self._reason)
+        reason = self._wait(self._process, timeout)
+        self._log.seek(0)
+        text = self._log.read()
+        return Ended(None if reason is None else "\n".join([reason, *_last_lines(text)]), text)
+
+    def _wait(self, process: subprocess.Popen[bytes], timeout: float) -> str | None:
+        """Wait for the process, then end what is left of its group; returns why it failed."""
+        try:
+            status = process.wait(timeout)
+            return f"exit status {status}" if status else None
+        except subprocess.TimeoutExpired:
+            return f"not done after {timeout:g} s"
+        finally:
+            self._kill()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], timeout: float) -> str | None:
-    """Wait for a process, then end what is left of its group; returns why it failed."""
-    try:
-        status = process.wait(timeout)
-        return f"exit status {status}" if status else None
-    except subprocess.TimeoutExpired:
-        return f"not done after {timeout:g} s"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def run(command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Ended:
+    """Run a command to its end; nothing of its process group is left."""
+    with Running(command, environment) as running:
+        return running.end(timeout)
 
 
 def _last_lines(text: str) -> list[str]:

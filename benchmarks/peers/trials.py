@@ -1,7 +1,7 @@
 """What both sides run: a shape, a method with its K and acceptance, and each request's work."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -129,6 +129,16 @@ def trials(
     return [first, Trial(side, match, many, draft_length="auto")] if many else [first]
 
 
+def at_once(planned: Iterable[Trial], concurrencies: tuple[int, ...]) -> list[Trial]:
+    """vLLM's trials among some, one for each match and backend: with the larger graphs where two
+    were planned, at every number of requests."""
+    found: dict[tuple[Match, str | None], Trial] = {}
+    for one in planned:
+        if one.side == "vllm":
+            found[one.match, one.moe_backend] = replace(one, concurrencies=concurrencies)
+    return [*found.values()]
+
+
 def _theirs(match: Match, concurrencies: tuple[int, ...], backend: str | None) -> list[Trial]:
     first = Trial("vllm", match, concurrencies, moe_backend=backend)
     beyond = tuple(c for c in concurrencies if match.k and match.drafter_rows(c) > GRAPH_ROWS)
@@ -170,8 +180,9 @@ def peer_job(
     work: Work,
     checkpoint: Path | None = None,
     engine_args: Mapping[str, Any] | None = None,
+    gate: Path | None = None,
 ) -> Job:
-    """vLLM's job for a trial. checkpoint: the target; None: dummy weights."""
+    """vLLM's job for a trial. checkpoint: the target; None: dummy weights. gate: its directory."""
     match, longest = trial.match, shape_of(trial.match.shape).target.max_length
     asked = work.prompt_tokens + max(work.max_tokens, WARM_UP_TOKENS)
     return Job(
@@ -192,4 +203,5 @@ def peer_job(
         rounds=work.rounds,
         prompt_tokens=work.prompt_tokens,
         warm_up_tokens=WARM_UP_TOKENS,
+        gate=str(gate) if gate else None,
     )

@@ -25,7 +25,7 @@ from peagle.drafters.dflash import BlockModel
 from peagle.drafters.dflash_checkpoint import save_dflash
 from peagle.drafters.model import DraftModel
 from peers.config_json import config_json
-from peers.job import Job
+from peers.job import Gate, Job
 
 Asked = tuple[Sequence[int], int]
 """A prompt, and the number of its output tokens."""
@@ -47,6 +47,8 @@ def main(job_file: str, result_file: str) -> None:
             asked = [(prompt, job.max_tokens) for prompt in job.prompts]
             result.write_text(json.dumps(complete(llm, asked)))
             return
+        if job.gate:
+            Gate(Path(job.gate)).wait()
         runs: list[dict[str, Any]] = []
         for concurrency in job.concurrencies:
             runs.append({"concurrency": concurrency, "rounds": speeds(llm, job, concurrency)})

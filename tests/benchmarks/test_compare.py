@@ -14,7 +14,7 @@ from peagle.models.families import read_values
 from peers.config_json import config_json
 from peers.processes import choices, routing_of, target_in
 from peers.processes import run as run_command
-from peers.trials import Match, Trial, Work, bench_flags, peer_job, schedule, trials
+from peers.trials import Match, Trial, Work, at_once, bench_flags, peer_job, schedule, trials
 from records.store import read
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
@@ -23,7 +23,7 @@ NONE = Match("tiny", "none", 0, 1.0)
 TINY_RUN = ["--concurrency", "1", "--prompt-tokens", "4", "--max-tokens", "4"]
 TINY_RUN += ["--dtype", "float32"]
 FAKE = """#!{python}
-import json, sys, time
+import json, pathlib, sys, time
 if sys.argv[1] == "-c":
     sys.exit(0)  # asked whether it finds vLLM
 assert sys.argv[1:3] == ["-m", "peers.vllm_side"]
@@ -31,6 +31,11 @@ job = json.load(open(sys.argv[3]))
 runs = [dict(concurrency=c, rounds=[1.0, 2.0, 3.0]) for c in job["concurrencies"]]
 about = dict(versions=dict(vllm="0.0"), start_seconds=3.5, resolved=dict(runner="V2"))
 found = dict(environment=about, runs=runs)
+if job["gate"]:
+    gate = pathlib.Path(job["gate"])
+    (gate / "ready").touch()
+    while not (gate / "open").exists():
+        time.sleep(0.01)
 {then}
 json.dump(found, open(sys.argv[4], "w"))
 """
@@ -74,6 +79,11 @@ class TestMatches:
         assert settings == [(None, None), (None, 896), ("marlin", None), ("marlin", 896)]
         assert len(trials("vllm", PEAGLE, (1,), [None, "marlin"])) == 1
         assert len(trials("peagle", mixture, (1,), [None, "marlin"])) == 1
+
+    def test_vllm_s_processes_that_start_at_once_are_one_a_match(self):
+        planned = [*schedule([PEAGLE, NONE], (1, 64), ["peagle", "vllm"])]
+        found = at_once(planned, (1, 64))
+        assert found == [Trial("vllm", PEAGLE, (1, 64), 896), Trial("vllm", NONE, (1, 64))]
 
     def test_ours_runs_again_where_fewer_drafts_may_be_faster(self):
         first = Trial("peagle", PEAGLE, (1, 8, 64))
@@ -175,6 +185,33 @@ class TestCompare:
         assert "vLLM: P-EAGLE, AL 1.5" in done.stdout
         assert "SYNTHETIC" in done.stdout
         assert "| vLLM: P-EAGLE, AL 1.5, K = 2 | 2.0 · 1.00x |" in Path(page).read_text()
+
+    def test_vllm_s_processes_start_at_once_and_take_turns(self, tmp_path: Path):
+        log = tmp_path / "log"
+        work = f"log = open({str(log)!r}, 'a'); print(job['method'], file=log, flush=True); "
+        work += "time.sleep(0.3); print('done', file=log)"
+        given = ["--matches", "tiny:none,tiny:eagle3:2:1.5", "--together", *TINY_RUN]
+        given += ["--vllm-python", fake_vllm(tmp_path, work), "--out", tmp_path / "out"]
+        done = compare(*given)
+        assert done.returncode == 0, done.stderr
+        assert log.read_text().split() == ["none", "done", "eagle3", "done"]
+        found = read(tmp_path / "out" / "result.json")
+        sides = [(one.side, one.method, one.failure) for one in found.processes]
+        assert sides == [
+            *(("vllm", "none", None), ("vllm", "eagle3", None)),
+            *(("peagle", "none", None), ("peagle", "eagle3", None)),
+        ]
+        assert found.setting["vLLM's processes"] == "started at once"
+
+    def test_one_that_does_not_start_is_not_waited_for(self, tmp_path: Path):
+        broken = fake_vllm(tmp_path)
+        text = Path(broken).read_text().replace('if job["gate"]:', "sys.exit('oh')\nif 1:")
+        Path(broken).write_text(text)
+        given = ["--matches", "tiny:none", "--together", "--only", "vllm", *TINY_RUN]
+        done = compare(*given, "--vllm-python", broken, "--out", tmp_path / "out")
+        assert done.returncode == 1
+        [only] = read(tmp_path / "out" / "result.json").processes
+        assert only.failure == "exit status 1\noh"
 
     def test_both_sides_read_one_checkpoint(self, tmp_path: Path):
         look = "assert json.load(open(job['checkpoint'] + '/config.json'))['hidden_size'] == 64; "
