@@ -32,7 +32,7 @@ class SetAcceptance:
                 return Path(draft.tokens, chosen)
             drawn = draws.index_select(0, requests)
             draws.index_copy_(0, requests, drawn + STRIDE)
-            accepted = drawn[:, None] < below[:count]
+            accepted = (drawn[:, None] < below[:count]) & (draft.tokens != NO_DRAFT)
             taken = torch.where(accepted, draft.ids, chosen[:, :-1])
             drafts = torch.where(accepted, draft.ids, NO_DRAFT)
             return Path(drafts, torch.cat((taken, chosen[:, -1:]), dim=1))

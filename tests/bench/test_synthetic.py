@@ -12,6 +12,8 @@ from peagle.bench.synthetic import SyntheticWorkload, require_room
 from peagle.config import EngineConfig
 from peagle.drafters.selector import SelectorConfig
 from peagle.errors import InputError
+from peagle.ops.draft import NO_DRAFT, Draft
+from peagle.set_acceptance import SetAcceptance
 
 GIB = 1 << 30
 
@@ -91,3 +93,12 @@ def test_a_shape_may_have_a_selector():
     assert model.readout.selector.config == selector
     sequential = workload.open(Setup("eagle3", 3, "fixed"), 1).engine.core.proposer.model
     assert sequential.readout.selector is None
+
+
+def test_what_is_no_draft_is_never_accepted():
+    """Beside a request with more drafts one with fewer has rows that hold none."""
+    accept = SetAcceptance((1.0, 1.0)).open(2, torch.device("cpu"))
+    draft = Draft(torch.tensor([[5, 6], [7, NO_DRAFT]]))
+    path = accept(draft, torch.tensor([[1, 2, 3], [1, 2, 3]]), torch.arange(2))
+    assert path.drafts.tolist() == [[5, 6], [7, NO_DRAFT]]
+    assert path.chosen.tolist() == [[5, 6, 3], [7, 2, 3]]
