@@ -27,12 +27,12 @@ from peagle.server.siblings import Siblings
 class Server:
     """An engine whose answers are audited while nothing is admitted."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, share: float = 1.0) -> None:
         self.llm = AsyncLLM(lambda: LLM(bundled("target")))
         engine, totals = self.llm.llm.engine, self.llm.llm.draft_totals
-        self.metrics, self.idle, self.findings = Metrics("demo", engine, totals), True, 0
-        settings = ServerSettings(model_names=("demo",), audit=1.0, audit_dump=str(place))
-        self.auditor = Auditor(self.llm, settings, self.metrics, lambda: self.idle, self._found)
+        self.metrics, self.load, self.findings = Metrics("demo", engine, totals), 0.0, 0
+        settings = ServerSettings(model_names=("demo",), audit=share, audit_dump=str(place))
+        self.auditor = Auditor(self.llm, settings, self.metrics, lambda: self.load, self._found)
 
     def _found(self) -> None:
         self.findings += 1
@@ -106,11 +106,11 @@ def test_findings_are_counted_logged_without_text_and_replayed(
         await server.answer(temperature=0.8, seed=5)
         await server.answer(damaged)
         await server.answer(repetition_penalty=1.3)
-        server.idle = False
+        server.load = 0.5
         async with server.auditing():
             await asyncio.sleep(0.2)
             assert server.count("equal") == 0  # which would be in a request's way
-            server.idle = True
+            server.load = 0.0
             await server.until(lambda: server.findings > 0)
         assert [server.count(name) for name in ("equal", "different", "skipped")] == [2, 1, 1]
         assert "peagle:audited_tokens_total" in server.metrics.text().decode()
@@ -126,6 +126,48 @@ def test_findings_are_counted_logged_without_text_and_replayed(
     shown = CliRunner().invoke(app, [*drafter, "--replay", str(case)])
     assert shown.exit_code == 2
     assert re.search(r"^different: .*\ndecoded again: not_reproduced", shown.output)
+
+
+def test_answers_that_wait_long_are_audited_beside_requests_while_seats_are_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A server that is never idle is audited, too."""
+    monkeypatch.setattr(audits, "PATIENCE", 0.1)
+
+    async def run() -> None:
+        server = Server(tmp_path)
+        server.load = audits.ROOM
+        async with server.auditing():
+            await server.answer()
+            await asyncio.sleep(0.5)
+            assert server.count("equal") == 0
+            server.load = audits.ROOM / 2
+            await server.until(lambda: server.count("equal") == 1)
+        server.llm.close()
+
+    asyncio.run(run())
+
+
+def test_no_larger_share_than_was_asked_for_is_audited_beside_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(audits, "PATIENCE", 0.0)
+    monkeypatch.setattr(audits.random, "random", lambda: 0.0)  # all wait, as if all were suspect
+
+    async def run() -> None:
+        server = Server(tmp_path, share=0.5)
+        server.load = 0.5
+        for _ in range(3):
+            await server.answer()
+        async with server.auditing():
+            await server.until(lambda: server.count("equal") == 1)
+            await asyncio.sleep(0.5)
+            assert server.count("equal") == 1
+            await server.answer()
+            await server.until(lambda: server.count("equal") == 2)
+        server.llm.close()
+
+    asyncio.run(run())
 
 
 def test_an_audit_that_cannot_tell_damage_does_not_begin(

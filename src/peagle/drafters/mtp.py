@@ -157,7 +157,7 @@ def trainable_mtp(directory: Path, target: Decoder, length: int) -> MTPHead:
     model, _ = _read(directory, target, weight.dtype, weight.device)
     attention = model.config.attention
     table = rope_table(attention.rope, attention.head_dim, length)
-    model.rotations = table.to(weight.device)
+    model.rotations = table.to(weight)
     for own in model.own:
         widen(own, weight.dtype)
         own.requires_grad_()

@@ -1,4 +1,4 @@
-"""Audits of served answers in idle time; `peagle.audit` says how one is judged."""
+"""Audits of served answers in time that is free; `peagle.audit` says how one is judged."""
 
 import asyncio
 import contextlib
@@ -21,6 +21,9 @@ from peagle.server.settings import ServerSettings
 
 IDLE = 2.0
 """Seconds without a request before an audit begins."""
+PATIENCE, ROOM = 5.0, 0.75
+"""An answer that has waited for so many seconds is audited beside requests, while they take less
+than this share of the seats, and no larger share of the answers than was asked for."""
 LOOK = 0.05
 """Seconds between two looks at whether requests have come."""
 OFTEN = 60.0
@@ -36,9 +39,10 @@ log = logging.getLogger("peagle.audit")
 
 
 class Auditor:
-    """Takes a share of the answers, suspects first, and judges them while nothing else runs.
+    """Takes a share of the answers, suspects first, and judges them while nothing else runs, or
+    while seats are free where that is long in coming.
 
-    is_idle: whether no request is admitted; act: what is done after a finding, besides the log.
+    load: the share of seats taken; act: what is done after a finding, besides the log.
     """
 
     def __init__(
@@ -46,18 +50,21 @@ class Auditor:
         llm: AsyncLLM,
         settings: ServerSettings,
         metrics: Metrics,
-        is_idle: Callable[[], bool],
+        load: Callable[[], float],
         act: Callable[[], None],
     ) -> None:
         self._llm, self._settings, self._metrics = llm, settings, metrics
-        self._is_idle, self._act = is_idle, act
+        self._load, self._act = load, act
         self.bound = EXACT_BOUND if llm.llm.engine.facts.is_exact else BOUND
         self._waiting: deque[tuple[float, Completion, AuditCase]] = deque()
         self._usual_length = 0.0
         self._idle_since = time.monotonic()
+        self._beside = 0.0
+        """How many audits may run beside requests."""
 
     def offer(self, request: Prepared, done: Completion) -> None:
         """Take an answer that has been served, or leave it."""
+        self._beside = min(self._beside + self._settings.audit, MOST)
         suspect = self._is_suspect(done)
         often = self._metrics.since_audit(done.replica) > OFTEN and not self._waiting
         if not (suspect or often or random.random() < self._settings.audit):
@@ -77,28 +84,36 @@ class Auditor:
         try:
             await self._test_itself()
             while True:
-                await self._wait_until_idle()
+                while not (self._waiting and self._may_begin(self._waiting[0][0])):
+                    await asyncio.sleep(LOOK)
                 arrived, done, case = self._waiting.popleft()
+                self._beside -= bool(self._load())
                 if time.monotonic() - arrived > OLDEST:
                     self._count("dropped", done)
-                elif not await self._unless_disturbed(done, case):
+                elif not await self._unless_disturbed(arrived, done, case):
                     self._waiting.appendleft((arrived, done, case))
         except EngineClosedError:
             pass
         except Exception:
             log.exception("audits end: this one failed")
 
-    async def _wait_until_idle(self) -> None:
-        while not self._waiting or time.monotonic() - self._idle_since < IDLE:
-            await asyncio.sleep(LOOK)
-            if not self._is_idle():
-                self._idle_since = time.monotonic()
+    def _may_begin(self, arrived: float) -> bool:
+        """Whether an answer that came then may be audited now."""
+        if self._load():
+            self._idle_since = time.monotonic()
+            return self._beside >= 1 and self._may_go_on(arrived)
+        return time.monotonic() - self._idle_since >= IDLE
 
-    async def _unless_disturbed(self, done: Completion, case: AuditCase) -> bool:
-        """Audit, but give way to a request. Returns whether the audit came to its end."""
+    def _may_go_on(self, arrived: float) -> bool:
+        """Whether its audit is in no request's way."""
+        waited, load = time.monotonic() - arrived, self._load()
+        return not load or (load < ROOM and waited > PATIENCE)
+
+    async def _unless_disturbed(self, arrived: float, done: Completion, case: AuditCase) -> bool:
+        """Audit, but give way to requests. Returns whether the audit came to its end."""
         work = asyncio.ensure_future(self._audit(done, case))
         try:
-            while not work.done() and self._is_idle():
+            while not work.done() and self._may_go_on(arrived):
                 await asyncio.wait([work], timeout=LOOK)
             if work.done():
                 work.result()

@@ -74,8 +74,7 @@ class Service:
             self.spans = spans.RequestSpans(settings.otlp_traces_endpoint, name)
         self.auditor: Auditor | None = None
         if settings.audit:
-            idle = self._is_idle
-            self.auditor = Auditor(llm, settings, self.metrics, idle, self._distrust)
+            self.auditor = Auditor(llm, settings, self.metrics, self._load, self._distrust)
 
     @staticmethod
     def of(request: Request) -> "Service":
@@ -193,8 +192,9 @@ class Service:
             told = f"{count} log-probabilities of prompts, but an answer holds {most}"
             raise APIError(400, f"{told}; ask for fewer, or send fewer prompts", "prompt")
 
-    def _is_idle(self) -> bool:
-        return not self.admitted and not self.draining
+    def _load(self) -> float:
+        """The share of the engine's seats that is taken; no seat is free while it drains."""
+        return math.inf if self.draining else self.admitted / self.llm.engine.max_num_seqs
 
     def _distrust(self) -> None:
         self.distrusted = self.settings.audit_action == "drain"

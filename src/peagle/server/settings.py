@@ -68,7 +68,7 @@ class ServerSettings(Config):
     generation_config: Literal["auto", "vllm"] = "auto"
     """vllm: no sampling parameters from the target's generation_config.json."""
     audit: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Share of the answers that are checked, token by token, in idle time."""
+    """Share of the answers that are checked, token by token, in time that is free."""
     audit_action: Literal["log", "drain"] = "log"
     """drain: end with exit code 1 after a finding. It ends as by SIGTERM."""
     audit_dump: str | None = None
