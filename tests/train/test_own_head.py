@@ -20,7 +20,7 @@ from peagle.drafters.mtp import MTPHead, load_mtp, trainable_mtp
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.speculative_config import SpeculativeConfig
-from peagle.train.features import target_features
+from peagle.train.features import Features, target_features
 from peagle.train.packing import Batch, Document, pack
 from peagle.train.plan import Forecast
 from peagle.train.prepare import prepare
@@ -138,6 +138,17 @@ def test_it_is_trained_as_it_is_run(data_of, family: str, known: int):
 def streams_of(model: MTPHead, target: Any, batch: Batch) -> Streams:
     features = target_features(target, batch, model.config.taps)
     return streams(SequentialPass(model, batch, features, K).passes())
+
+
+def test_it_is_trained_in_bfloat16(data_of):
+    """As on a GPU, where all of a product is in one dtype."""
+    directory = data_of("qwen3_5").directory
+    target = tiny.load_target(directory, torch.bfloat16)
+    model = trainable_mtp(directory, target, 64)
+    batch = pack([Document.answered(tuple(TOKENS), 1)], 24).batch(torch.arange(1))
+    rows = torch.ones(len(batch.tokens), target.embed.weight.shape[1], dtype=torch.bfloat16)
+    for part in SequentialPass(model, batch, Features(rows, rows), K).passes():
+        assert part.hidden.dtype == torch.bfloat16
 
 
 def test_packed_documents_do_not_see_each_other(data_of):
