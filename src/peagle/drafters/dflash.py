@@ -83,23 +83,9 @@ def default_block_taps(layers: int, of_target: int) -> tuple[int, ...]:
     return tuple(round(1 + index * step) + 1 for index in range(layers))
 
 
-@dataclass(frozen=True)
-class BlockRows:
-    """Which rows of a pass are known positions, and which are blocks'."""
-
-    known: Tensor
-    """[rows, 1] bool"""
-    depths: Tensor
-    """[rows, 1] the place of a row in its block; 0 for a known position."""
-
-    @classmethod
-    def of(cls, rows: int, slots: Tensor) -> "BlockRows":
-        """slots: [requests, block rows] the places of the blocks' rows among all."""
-        flat, (requests, count) = slots.flatten(), slots.shape
-        own = torch.arange(count, device=slots.device).repeat(requests)
-        depths = torch.zeros(rows, dtype=torch.int64, device=slots.device).index_copy(0, flat, own)
-        known = torch.ones(rows, dtype=torch.bool, device=slots.device).index_fill(0, flat, False)
-        return cls(known[:, None], depths[:, None])
+def block_depths(slots: Tensor) -> Tensor:
+    """The places of rows in their blocks: [blocks * block rows, 1]. slots: [blocks, block rows]."""
+    return torch.arange(slots.shape[1], device=slots.device).repeat(len(slots))[:, None]
 
 
 class BlockConv(nn.Module):
@@ -120,19 +106,19 @@ class BlockConv(nn.Module):
         added = self.projection(x).view(len(x), 2, self.spec.taps, -1)
         return self.base + added.repeat_interleave(self.spec.group, dim=-1)
 
-    def mixed(self, x: Tensor, weights: Tensor, rows: BlockRows) -> Tensor:
-        """x: [rows, hidden_size]; weights: [rows, taps, hidden_size], of one side."""
+    def mixed(self, x: Tensor, weights: Tensor, depths: Tensor) -> Tensor:
+        """x: [rows, hidden_size]; weights: [rows, taps, hidden_size], of one side; depths: [rows,
+        1] the places of rows in their blocks."""
         total = x * weights[:, 0]
         for tap in range(1, self.spec.taps):
-            # what comes before a block is not its own: a position's features, or another request's
-            # block
-            before = x.roll(tap, 0).masked_fill(rows.depths < tap, 0.0)
+            # what comes before a block is another one's
+            before = x.roll(tap, 0).masked_fill(depths < tap, 0.0)
             total = total + before * weights[:, tap]
         return total
 
 
 class BlockLayer(DecoderLayer):
-    """A plain decoder layer, whose attention also reads the features of known positions."""
+    """A plain decoder layer for the rows of blocks."""
 
     def __init__(self, spec: LayerSpec, hidden_size: int, conv: ConvSpec | None) -> None:
         super().__init__(spec, hidden_size)
@@ -140,31 +126,28 @@ class BlockLayer(DecoderLayer):
         self.mlp_conv = None if conv is None else BlockConv(conv, hidden_size)
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, context: Tensor, rows: BlockRows, index: int, mix: Mix
+        self, x: Tensor, depths: Tensor, index: int, mix: Mix
     ) -> Tensor:
-        """The residual stream after the layer, which is the `index`th.
+        """The residual stream x [rows, hidden_size] after the layer, which is the `index`th.
 
-        x, context: [rows, hidden_size] the stream, which means something for blocks, and features,
-        for known positions.
+        depths: as of `BlockConv.mixed`.
         """
 
         def attended(inputs: Tensor) -> Tensor:
-            # known positions have the same features in every layer: what their rows add up to means
-            # nothing
-            return mix(index, self.attention, torch.where(rows.known, context, inputs))
+            return mix(index, self.attention, inputs)
 
-        x = x + _around(self.attention_conv, self.input_norm(x), rows, attended)
-        return x + _around(self.mlp_conv, self.post_norm(x), rows, self.mlp)
+        x = x + _around(self.attention_conv, self.input_norm(x), depths, attended)
+        return x + _around(self.mlp_conv, self.post_norm(x), depths, self.mlp)
 
 
 def _around(
-    conv: BlockConv | None, x: Tensor, rows: BlockRows, sublayer: Callable[[Tensor], Tensor]
+    conv: BlockConv | None, x: Tensor, depths: Tensor, sublayer: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """A sublayer of a normed input x [rows, hidden_size], between convolutions if there are any."""
     if conv is None:
         return sublayer(x)
     weights = conv.weights(x)
-    return conv.mixed(sublayer(conv.mixed(x, weights[:, 0], rows)), weights[:, 1], rows)
+    return conv.mixed(sublayer(conv.mixed(x, weights[:, 0], depths)), weights[:, 1], depths)
 
 
 class BlockModel(Network):
@@ -232,30 +215,29 @@ class BlockModel(Network):
         return features
 
     def with_slots(
-        self,
-        rows: tuple[Tensor, Tensor, Tensor],
-        attend: Attend,
-        slots: Tensor,
-        call: LayerCall = call_plainly,
+        self, rows: tuple[Tensor, Tensor, Tensor], attend: Attend, slots: Tensor
     ) -> Tensor:
-        """As `Network`: a block begins with the row of its own token."""
+        """As `Network`; what is returned for known positions means nothing."""
         tokens, features, positions = rows
-        anchors = self.embedded(tokens.index_select(0, slots[:, 0])).to(features.dtype)
-        x = features.index_copy(0, slots[:, 0], anchors)
-        rotation = rotation_at(self.rotations, positions)
+        x = self.begun(features, tokens.index_select(0, slots[:, 0]), slots[:, 0])
+        places, rotation = slots.flatten(), rotation_at(self.rotations, positions)
 
-        def mix(index: int, attention: Attention, x: Tensor) -> Tensor:
-            return attention(x, rotation, index, attend)
+        def mix(index: int, attention: Attention, inputs: Tensor) -> Tensor:
+            # known positions have the same features in every layer
+            whole = features.index_copy(0, places, inputs)
+            return attention(whole, rotation, index, attend, places)
 
-        return self.over(x, slots, mix, call)
+        return x.index_copy(0, places, self.over(x[places], block_depths(slots), mix))
 
-    def over(self, x: Tensor, slots: Tensor, mix: Mix, call: LayerCall = call_plainly) -> Tensor:
-        """Run the layers. x: [rows, hidden_size] features of known positions and embeddings of the
-        blocks' rows, which stand at `slots` [requests, block rows]. Returns the blocks' stream, and
-        something for known positions."""
-        rows, context = BlockRows.of(len(x), slots), x
+    def begun(self, features: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
+        """Features and mask slots, among which blocks begin at `places` with their tokens."""
+        return features.index_copy(0, places, self.embedded(tokens).to(features.dtype))
+
+    def over(self, x: Tensor, depths: Tensor, mix: Mix, call: LayerCall = call_plainly) -> Tensor:
+        """The stream after the layers of blocks' rows x [rows, hidden_size]. depths: as of
+        `BlockConv.mixed`."""
         for index, layer in enumerate(self.blocks):
-            x = call(layer, x, context, rows, index, mix)
+            x = call(layer, x, depths, index, mix)
         return x
 
     def feedback(self, hidden: Tensor) -> Tensor:

@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
-from peagle.drafters.dflash import BlockModel
+from peagle.drafters.dflash import BlockModel, block_depths
 from peagle.drafters.network import Network
 from peagle.drafters.proposer import Hidden
 from peagle.models.decoder import Attention
 from peagle.models.fused import AttendProduct, FusedLayers
 from peagle.ops import residual
+from peagle.ops.cached_attention import QKVSpec
 from peagle.ops.cycle_state import DraftInputs
 from peagle.ops.norm import rms_norm
 from peagle.ops.products.normed import Normed
@@ -43,8 +44,8 @@ class FusedDrafter:
 
 
 class FusedBlock(FusedDrafter):
-    """The same of a DFlash head. Its layers run one product after another: features take the place
-    of known positions' inputs in each."""
+    """The same of a DFlash head, whose layers run for the blocks' rows alone: features take the
+    place of known positions' inputs in each."""
 
     model: BlockModel
 
@@ -54,22 +55,30 @@ class FusedBlock(FusedDrafter):
         """As `FusedDrafter`."""
         assert first is not None, "a block begins with the newest token"
         model, slots = self.model, inputs.reads[:, 1:]
-        anchors = model.embedded(first)
-        x = inputs.stream.index_copy(0, slots[:, 0], anchors)
+        places = slots.flatten()
+        x = model.begun(inputs.stream, first, slots[:, 0])
+        known = [self._product(layer.attention, x) for layer in model.blocks]
+        stream = x.index_select(0, places)
+
+        def beside(index: int, product: Tensor, spec: QKVSpec) -> Tensor:
+            whole = known[index].index_copy_(0, places, product)
+            return attend(index, whole, spec).index_select(0, places)
 
         def mix(index: int, attention: Attention, x: Tensor) -> Tensor:
-            attended = attend(index, self._product(attention, x), self.layers.specs[index])
+            attended = beside(index, self._product(attention, x), self.layers.specs[index])
             return residual.linear(Normed(attended, None, attention.eps), attention.out)
 
-        read = inputs.reads[:, model.unread :].flatten()
-        stream = model.over(x, slots, mix).index_select(0, read)
+        drafts = torch.arange(len(places), device=x.device).view(slots.shape)[:, 1:].flatten()
+        if model.config.conv is None:
+            begun = residual.normed(stream, model.blocks[0].input_norm)
+            return Hidden(*self.layers(stream, begun, beside, reads=drafts))
+        stream = model.over(stream, block_depths(slots), mix).index_select(0, drafts)
         return Hidden(stream, residual.normed(stream, model.readout.norm))
 
     def fill(self, following: Tensor, features: Tensor, attend: AttendProduct) -> None:
         """As `FusedDrafter`, whatever follows."""
         for index, layer in enumerate(self.model.blocks):
-            attention = layer.attention
-            attend(index, self._product(attention, features), self.layers.specs[index])
+            attend(index, self._product(layer.attention, features), self.layers.specs[index])
 
     def _product(self, attention: Attention, x: Tensor) -> Tensor:
         return residual.linear(Normed(x, None, attention.eps), attention.qkv)

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.dflash import BlockModel
+from peagle.models.decoder import Attention
 from peagle.ops.cached_attention import AttentionHeads
+from peagle.ops.rope import rotation_at
 from peagle.ops.rows import take
 from peagle.train.cod import Chains, Elements
 from peagle.train.context import Shared
@@ -54,17 +56,19 @@ class BlockPass(PartitionedPass[BlockModel]):
     def _segment(self, elements: Elements, shared: Shared) -> Pass:
         """As `PartitionedPass`: whole blocks run, also past the end of a response."""
         model, batch, rows = self._model, self._batch, elements.padded(rows_in_step(self._device))
-        slots = torch.arange(len(elements)).view(-1, model.config.block_size)
         drafted = elements.depths - 2
         kept = ((drafted >= 0) & (drafted < self._drawn.lengths[elements.anchors])).nonzero()[:, 0]
-        tokens, positions, slots, there = to_device(
-            self._device,
-            batch.tokens[rows.anchors + 1],
-            batch.positions[rows.anchors] + rows.depths,
-            slots,
-            kept,
-        )
+        starts = torch.arange(0, len(elements), model.config.block_size)
+        inputs = batch.tokens[rows.anchors + 1], batch.positions[rows.anchors] + rows.depths
+        places = rows.depths[:, None] - 1, starts, kept
+        tokens, positions, depths, starts, there = to_device(self._device, *inputs, *places)
         masks = model.first_norms().mask_feature.expand(len(rows), -1)
         attend = SegmentAttend(rows, batch, shared, self._device)
-        hidden = model.with_slots((tokens, masks, positions), attend, slots, self._call)
+        x = model.begun(masks, tokens[starts], starts)
+        rotation = rotation_at(model.rotations, positions)
+
+        def mix(index: int, attention: Attention, inputs: Tensor) -> Tensor:
+            return attention(inputs, rotation, index, attend)
+
+        hidden = model.over(x, depths, mix, self._call)
         return Pass(Elements(elements.anchors[kept], drafted[kept]), take(hidden, there))
