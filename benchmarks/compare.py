@@ -11,7 +11,8 @@ measured so far: `result.json`, which `keep.py` keeps, and a report. A size that
 card's free memory is refused before anything runs.
 
 vLLM takes minutes to start. With `--together` all its processes start at once, each with the share
-of the card's memory that `--engine-args` gives it, wait, and take turns; ours follow.
+of the card's memory that `--engine-args` gives it, wait, and take turns, one of each match with the
+larger graphs where two would run; ours follow, whatever `--first` says.
 """
 
 import json
@@ -89,7 +90,7 @@ def main(
     sides = _sides(only, first, vllm)
     about = begun(f"peagle beside vLLM, {matches}", card.reading())
     about["setting"] = _setting(work, chosen, checkpoints, vllm) | (
-        {"vLLM's processes": "started at once"} if together else {}
+        {"vLLM's processes": "started at once"} if together and "vllm" in sides else {}
     )
     out.mkdir(parents=True, exist_ok=True)
     done: list[Attempt] = []
@@ -124,6 +125,7 @@ class Plan:
     def together(self, levels: tuple[int, ...]) -> Iterator[Attempt]:
         """vLLM's processes start at once and take turns, each alone at work; ours follow."""
         theirs = [(one, self._target(one)) for one in at_once(self.trials, levels)]
+        before = card.reading()
         with ExitStack() as stack:
             begun = [
                 stack.enter_context(beginning(trial, self.work, self.vllm, target, waits=True))
@@ -133,7 +135,10 @@ class Plan:
             while not all(one.waits for one in begun) and time.monotonic() < until:
                 time.sleep(LOOK_SECONDS)
             for one in begun:
-                yield one.end(self.timeout if one.waits else 0.0, card.reading())
+                one.refuse(self.timeout)  # nobody starts while another one measures
+            for one in begun:
+                yield one.end(self.timeout, card.reading())
+        card.freed(float(before.get("memory.used", 0)))
         yield from self.in_turn(one for one in self.trials if one.side == "peagle")
 
     def _target(self, trial: Trial) -> Path | None:

@@ -80,6 +80,8 @@ TRIP = {
     # or a model of random weights writes spaces for ever
     "x-guidance": {"whitespace_flexible": False},
 }
+JUDGED = ("equal", "near_tie", "different")
+"""What an audit says of an answer that it could judge."""
 RESULT = re.compile('result="([a-z_]+)"')
 """What an audit found, among the labels of a sample."""
 OURS = {"cut", "status"}
@@ -338,7 +340,7 @@ def _window(before: dict[str, float], after: dict[str, float], minute: float) ->
         "memory_MB": round(memory / 1e6, 1),
         "acceptance_length": round(1 + accepted / max(cycles, 1), 3),
         "preemptions": int(grown("vllm:num_preemptions_total")),
-        "audited": int(grown("peagle:audited_requests_total")),
+        "audited": int(sum(grown(f"peagle:audited_requests_total/{one}") for one in JUDGED)),
         "different": int(grown("peagle:audited_requests_total/different")),
     }
 

@@ -1,6 +1,7 @@
 """What vLLM is to do, in a form that travels as JSON between two environments."""
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,9 +27,12 @@ class Gate:
         (self.directory / "open").touch()
 
     def wait(self) -> None:
-        """Be ready, and wait."""
+        """Be ready, and wait; exits where nobody is left to open."""
         (self.directory / "ready").touch()
+        parent = os.getppid()
         while not (self.directory / "open").exists():
+            if os.getppid() != parent:
+                raise SystemExit("nobody is left who would open the gate")
             time.sleep(LOOK_SECONDS)
 
 

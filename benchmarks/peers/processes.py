@@ -143,6 +143,11 @@ class Begun:
         """Whether it waits at its gate, or will never do so."""
         return self.gate.ready or self.running.ended
 
+    def refuse(self, seconds: float) -> None:
+        """End a process that is not ready after so many seconds."""
+        if not self.waits:
+            self.running.refuse(f"not ready after {seconds:g} s")
+
     def end(self, timeout: float, before: dict[str, str | float]) -> Attempt:
         """Let the process measure and end. before: the card's reading."""
         self.gate.open()
@@ -230,6 +235,7 @@ class Running:
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed below)
         self._process: subprocess.Popen[bytes] | None = None
         self._reason: str | None = None
+        self._killed = False
         try:
             self._process = subprocess.Popen(
                 command,
@@ -253,11 +259,16 @@ class Running:
         """Whether it runs no more."""
         return self._process is None or self._process.poll() is not None
 
+    def refuse(self, reason: str) -> None:
+        """End it for a reason."""
+        self._kill()
+        self._reason = reason
+
     def end(self, timeout: float) -> Ended:
         """Wait until it ends, at most so long."""
         if self._process is None:
             return Ended(self._reason)
-        reason = self._wait(self._process, timeout)
+        reason = self._reason or self._wait(self._process, timeout)
         self._log.seek(0)
         text = self._log.read()
         return Ended(None if reason is None else "\n".join([reason, *_last_lines(text)]), text)
@@ -273,10 +284,12 @@ class Running:
             self._kill()
 
     def _kill(self) -> None:
-        if self._process is not None:
+        """End the group, once: its number may be another's later."""
+        if self._process is not None and not self._killed:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            self._killed = True
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Ended:

@@ -213,6 +213,16 @@ class TestCompare:
         [only] = read(tmp_path / "out" / "result.json").processes
         assert only.failure == "exit status 1\noh"
 
+    def test_one_that_is_late_is_ended_before_another_measures(self, tmp_path: Path):
+        late = fake_vllm(tmp_path)
+        slow = "if job['method'] == 'none': time.sleep(60)\nif job[\"gate\"]:"
+        Path(late).write_text(Path(late).read_text().replace('if job["gate"]:', slow))
+        given = ["--matches", "tiny:none,tiny:eagle3:2:1.5", "--together", "--only", "vllm"]
+        done = compare(*given, "--timeout", 4, *TINY_RUN, "--vllm-python", late, "--out", tmp_path)
+        assert done.returncode == 0, done.stderr
+        first, second = read(tmp_path / "result.json").processes
+        assert (first.failure, second.failure) == ("not ready after 4 s", None)
+
     def test_both_sides_read_one_checkpoint(self, tmp_path: Path):
         look = "assert json.load(open(job['checkpoint'] + '/config.json'))['hidden_size'] == 64; "
         look += "print('INFO 01-02 03:04:05 [mxfp4.py:3] Using \\'MARLIN\\' Mxfp4 MoE backend.')"

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -25,7 +26,7 @@ from peagle.server.siblings import Siblings
 
 
 class Server:
-    """An engine whose answers are audited while nothing is admitted."""
+    """An engine whose answers are audited while its load allows."""
 
     def __init__(self, place: Path, share: float = 1.0) -> None:
         self.llm = AsyncLLM(lambda: LLM(bundled("target")))
@@ -143,6 +144,47 @@ def test_answers_that_wait_long_are_audited_beside_requests_while_seats_are_free
             assert server.count("equal") == 0
             server.load = audits.ROOM / 2
             await server.until(lambda: server.count("equal") == 1)
+        server.llm.close()
+
+    asyncio.run(run())
+
+
+def test_an_audit_waits_until_no_request_has_come_for_a_while(tmp_path: Path):
+    """Also where nothing waited while there were requests."""
+
+    async def run() -> None:
+        server = Server(tmp_path)
+        server.load = 1.0
+        async with server.auditing():
+            await asyncio.sleep(0.3)
+            await server.answer()
+            server.load, begun = 0.0, time.monotonic()
+            await server.until(lambda: server.count("equal") == 1)
+            assert time.monotonic() - begun >= audits.IDLE - audits.LOOK
+        server.llm.close()
+
+    asyncio.run(run())
+
+
+def test_a_finding_is_reported_though_requests_come_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(audits, "IDLE", 0.0)
+
+    async def run() -> None:
+        server = Server(tmp_path)
+        complete = server.llm.complete
+
+        async def busier(request: Prepared) -> Completion:
+            done = await complete(request)
+            server.load = 1.0 if server.count("different") else 0.0
+            return done
+
+        await server.answer(damaged)
+        monkeypatch.setattr(server.llm, "complete", busier)
+        async with server.auditing():
+            await server.until(lambda: server.findings > 0)
+        assert server.count("different") == 1
         server.llm.close()
 
     asyncio.run(run())

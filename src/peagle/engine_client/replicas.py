@@ -105,10 +105,11 @@ class Replicas(EngineClient):
     ) -> int:
         if params.seed is None:
             params = params.model_copy(update={"seed": self.facts.seed + self._added})
-        self._added += params.unrecorded_from is None
         index = self._choose(prompt, params.cache_salt)
         self._owners[request_id] = index
-        self._prefixes.give(prompt, params.cache_salt, index)
+        if params.unrecorded_from is None:  # others fill no prefix cache
+            self._added += 1
+            self._prefixes.give(prompt, params.cache_salt, index)
         self._last[index] = self._added
         self._engines[index].add(request_id, prompt, params, form)
         return index

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from peagle.async_llm import AsyncLLM, EngineClosedError
-from peagle.audit import BOUND, EXACT_BOUND, LAST, AuditCase
+from peagle.audit import BOUND, EXACT_BOUND, LAST, AuditCase, Finding
 from peagle.completion import Completion
 from peagle.config import SamplingParams
 from peagle.errors import InputError, reason
@@ -59,12 +59,12 @@ class Auditor:
         self._waiting: deque[tuple[float, Completion, AuditCase]] = deque()
         self._usual_length = 0.0
         self._idle_since = time.monotonic()
-        self._beside = 0.0
-        """How many audits may run beside requests."""
+        self._credit = 0.0
+        """How many more audits may run while there are requests."""
 
     def offer(self, request: Prepared, done: Completion) -> None:
         """Take an answer that has been served, or leave it."""
-        self._beside = min(self._beside + self._settings.audit, MOST)
+        self._credit = min(self._credit + self._settings.audit, MOST)
         suspect = self._is_suspect(done)
         often = self._metrics.since_audit(done.replica) > OFTEN and not self._waiting
         if not (suspect or often or random.random() < self._settings.audit):
@@ -84,62 +84,72 @@ class Auditor:
         try:
             await self._test_itself()
             while True:
-                while not (self._waiting and self._may_begin(self._waiting[0][0])):
+                while not self._may_begin():
                     await asyncio.sleep(LOOK)
                 arrived, done, case = self._waiting.popleft()
-                self._beside -= bool(self._load())
                 if time.monotonic() - arrived > OLDEST:
                     self._count("dropped", done)
-                elif not await self._unless_disturbed(arrived, done, case):
-                    self._waiting.appendleft((arrived, done, case))
+                elif not await self._audit(arrived, done, case):
+                    self._waiting.append((arrived, done, case))
         except EngineClosedError:
             pass
         except Exception:
             log.exception("audits end: this one failed")
 
-    def _may_begin(self, arrived: float) -> bool:
-        """Whether an answer that came then may be audited now."""
+    def _may_begin(self) -> bool:
+        """Whether the first answer that waits may be audited now."""
         if self._load():
             self._idle_since = time.monotonic()
-            return self._beside >= 1 and self._may_go_on(arrived)
-        return time.monotonic() - self._idle_since >= IDLE
+            return bool(self._waiting) and self._may_go_on(time.monotonic() - self._waiting[0][0])
+        return bool(self._waiting) and time.monotonic() - self._idle_since >= IDLE
 
-    def _may_go_on(self, arrived: float) -> bool:
-        """Whether its audit is in no request's way."""
-        waited, load = time.monotonic() - arrived, self._load()
-        return not load or (load < ROOM and waited > PATIENCE)
+    def _may_go_on(self, waited: float) -> bool:
+        """Whether the audit of an answer that has waited so long is in no request's way."""
+        load = self._load()
+        return not load or (load < ROOM and waited > PATIENCE and self._credit >= 1)
 
-    async def _unless_disturbed(self, arrived: float, done: Completion, case: AuditCase) -> bool:
-        """Audit, but give way to requests. Returns whether the audit came to its end."""
-        work = asyncio.ensure_future(self._audit(done, case))
+    async def _unless_disturbed(self, arrived: float, case: AuditCase) -> Finding | None:
+        """Judge a case, but give way to requests, and then return None.
+
+        Raises `InputError` where an engine that ends takes it with it.
+        """
+        work, beside = asyncio.ensure_future(self._llm.complete(case.scoring)), False
         try:
-            while not work.done() and self._may_go_on(arrived):
+            while not work.done() and self._may_go_on(time.monotonic() - arrived):
+                beside = beside or self._load() > 0
                 await asyncio.wait([work], timeout=LOOK)
-            if work.done():
-                work.result()
-                return True
-            return False
+            return case.judge(work.result(), self.bound) if work.done() else None
         finally:
+            self._credit -= beside
             work.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            with contextlib.suppress(asyncio.CancelledError, InputError):
                 await work
 
-    async def _audit(self, done: Completion, case: AuditCase) -> None:
+    async def _audit(self, arrived: float, done: Completion, case: AuditCase) -> bool:
+        """Audit an answer, and tell what is found. Returns False where requests came."""
         try:
-            verdict = case.judge(await self._llm.complete(case.scoring), self.bound)
-        except InputError as error:  # an engine that ends takes one audit with it, not all
+            verdict = await self._unless_disturbed(arrived, case)
+            if verdict is None:
+                return False
+            self._tell(verdict, done)
+            if verdict.result == "different":  # from here on it gives way to nobody
+                await self._report(verdict, done, case)
+        except InputError as error:  # this audit is lost, and no other one
             log.warning(f"request {done.request_id}: {error}")
             self._count("dropped", done)
-            return
+        return True
+
+    def _tell(self, verdict: Finding, done: Completion) -> None:
+        """Count an audit and its margins."""
         self._metrics.siblings.audited[done.replica] = time.monotonic()
         self._count(verdict.result, done)
-        replica = done.replica
-        self._metrics.count("peagle:audited_tokens", len(verdict.margins), replica=replica)
+        self._metrics.count("peagle:audited_tokens", len(verdict.margins), replica=done.replica)
         for margin in filter(None, verdict.margins):
-            self._metrics.count("peagle:audit_flips", 1, replica=replica)
-            self._metrics.observe("peagle:audit_margin", margin, replica)
-        if verdict.result != "different":
-            return
+            self._metrics.count("peagle:audit_flips", 1, replica=done.replica)
+            self._metrics.observe("peagle:audit_margin", margin, done.replica)
+
+    async def _report(self, verdict: Finding, done: Completion, case: AuditCase) -> None:
+        """Log a finding with its cause, keep its case, and act."""
         place = verdict.first
         alone = await self._llm.complete(case.replay(place, num_speculative_tokens=0))
         cause = case.cause(place, alone, await self._llm.complete(case.replay(place)))
