@@ -16,6 +16,8 @@ WORDS = {"none": "no drafter", "ngram": "lookup"} | {
 }
 TESTS = "`make test`"
 HEAD = ("architecture", "model", "weights", "on", "with", "run", "last", "command")
+BEFORE = "before"
+"""The claim of such results."""
 
 
 class Model(Strict):
@@ -31,7 +33,9 @@ class Model(Strict):
     """The data of its runs, where that names its size."""
 
     def methods(self, result: Result) -> set[str]:
-        """How a result ran it in our engine."""
+        """How a result ran it in our engine, but where it is compared with an earlier commit."""
+        if result.claim == BEFORE:
+            return set()
         ours = (run for run in result.runs if run.side == "peagle")
         mine = result.claim in self.claims
         return {run.method for run in ours if mine or (self.data and run.data == self.data)}

@@ -154,7 +154,10 @@ def test_a_server_without_hidden_states(server, targets, recipe_for):
     features = source(server, targets, recipe_for)
     with pytest.raises(InputError, match="answers without hidden states; start it as"):
         features.document((5, 9, 4))
-    with pytest.raises(InputError, match="cannot be reached"):
+    server.reply = lambda body: (500, {}, {"error": "the engine is dead"})
+    with pytest.raises(InputError, match="does not answer: Server error '500"):
+        features.document((5, 9, 4))
+    with pytest.raises(InputError, match="does not answer"):
         VllmFeatures(targets["easy"].decoder, lambda s: s, tiny.TAPS, "http://127.0.0.1:9/v1")
 
 

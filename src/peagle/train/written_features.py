@@ -81,15 +81,15 @@ class VllmFeatures(WrittenFeatures):
     def __init__(self, ends: Ends, finish: Finish, taps: tuple[int, ...], url: str) -> None:
         super().__init__(ends, finish, taps)
         self._url = url.rstrip("/").removesuffix("/v1")
-        self._client = httpx2.Client(timeout=SECONDS)
+        self._client = httpx2.Client(timeout=SECONDS, base_url=self._url)
         with self._answering():
-            self._model = self._client.get(f"{self._url}/v1/models").json()["data"][0]["id"]
+            self._model = self._client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
 
     def document(self, tokens: tuple[int, ...]) -> Features:
         asked = {"max_tokens": 1, "temperature": 0, "logprobs": 1, "return_token_ids": True}
         body = {"model": self._model, "prompt": tokens, **asked}
         with self._answering():
-            answer = self._client.post(f"{self._url}/v1/completions", json=body).json()
+            answer = self._client.post("/v1/completions", json=body).raise_for_status().json()
             path = Path(answer["kv_transfer_params"]["hidden_states_path"])
             choice = answer["choices"][0]
             token, logprob = choice["token_ids"][0], choice["logprobs"]["token_logprobs"][0]
@@ -119,8 +119,8 @@ class VllmFeatures(WrittenFeatures):
         """Turn an answer that is not vLLM's into `InputError`."""
         try:
             yield
-        except httpx2.TransportError as error:
-            raise InputError(f"{self._url} cannot be reached: {error}") from None
+        except httpx2.HTTPError as error:
+            raise InputError(f"{self._url} does not answer: {error}") from None
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             raise InputError(
                 f"{self._url} answers without hidden states; start it as docs/train.md says"
