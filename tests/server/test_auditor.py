@@ -133,16 +133,16 @@ def test_answers_that_wait_long_are_audited_beside_requests_while_seats_are_free
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A server that is never idle is audited, too."""
-    monkeypatch.setattr(audits, "PATIENCE", 0.1)
+    monkeypatch.setattr(audits, "LONG", 0.1)
 
     async def run() -> None:
         server = Server(tmp_path)
-        server.load = audits.ROOM
+        server.load = audits.BUSY
         async with server.auditing():
             await server.answer()
             await asyncio.sleep(0.5)
             assert server.count("equal") == 0
-            server.load = audits.ROOM / 2
+            server.load = audits.BUSY / 2
             await server.until(lambda: server.count("equal") == 1)
         server.llm.close()
 
@@ -193,7 +193,7 @@ def test_a_finding_is_reported_though_requests_come_meanwhile(
 def test_no_larger_share_than_was_asked_for_is_audited_beside_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(audits, "PATIENCE", 0.0)
+    monkeypatch.setattr(audits, "LONG", 0.0)
     monkeypatch.setattr(audits.random, "random", lambda: 0.0)  # all wait, as if all were suspect
 
     async def run() -> None:

@@ -21,9 +21,9 @@ from peagle.server.settings import ServerSettings
 
 IDLE = 2.0
 """Seconds without a request before an audit begins."""
-PATIENCE, ROOM = 5.0, 0.75
-"""An answer that has waited for so many seconds is audited beside requests, while they take less
-than this share of the seats, and no larger share of the answers than was asked for."""
+LONG, BUSY = 5.0, 0.75
+"""An answer that has waited for so many seconds is audited beside requests, unless they take this
+share of the seats, and no larger share of the answers than was asked for."""
 LOOK = 0.05
 """Seconds between two looks at whether requests have come."""
 OFTEN = 60.0
@@ -106,7 +106,7 @@ class Auditor:
     def _may_go_on(self, waited: float) -> bool:
         """Whether the audit of an answer that has waited so long is in no request's way."""
         load = self._load()
-        return not load or (load < ROOM and waited > PATIENCE and self._credit >= 1)
+        return not load or (load < BUSY and waited > LONG and self._credit >= 1)
 
     async def _unless_disturbed(self, arrived: float, case: AuditCase) -> Finding | None:
         """Judge a case, but give way to requests, and then return None.
