@@ -391,3 +391,16 @@ def test_the_paged_engine_computes_the_same(targets, family: str, budget: int):
             wanted = scores[place - 1]
             assert found.chosen == pytest.approx(wanted[request.tokens[place]].item(), abs=1e-4)
             assert [token for token, _ in found.top] == wanted.topk(3).indices.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("family", tiny.KINDS)
+def test_16_bits_are_as_near_float32_as_in_transformers(
+    tmp_path: Path, family: str, dtype: torch.dtype
+):
+    directory = tiny.save_target(tmp_path / "target", family, layer_std=0.03)
+    exact, _ = tiny.run_target(tiny.load_target(directory), TOKENS)
+    ours, _ = tiny.run_target(tiny.load_target(directory, dtype), TOKENS)
+    peer = tiny.peer_logits(tiny.load_peer(directory, dtype), TOKENS)
+    found, theirs = (float((one.float() - exact).abs().median()) for one in (ours, peer))
+    assert found <= 1.3 * theirs

@@ -62,7 +62,7 @@ class RMSNorm(Packable):
         self.folded: FoldedNorm | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.folded is not None:
+        if self.folded is not None and x.dtype == torch.float32:
             return self.folded(x)
         return rms_norm(x, self._weights(), self.eps)
 
