@@ -149,6 +149,23 @@ def test_answers_that_wait_long_are_audited_beside_requests_while_seats_are_free
     asyncio.run(run())
 
 
+def test_a_busy_server_audits_now_and_then_whatever_the_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(audits, "LONG", 0.0)
+    monkeypatch.setattr(audits, "OFTEN", 0.0)
+
+    async def run() -> None:
+        server = Server(tmp_path, share=1e-9)
+        server.load = 0.5
+        async with server.auditing():
+            await server.answer()
+            await server.until(lambda: server.count("equal") == 1)
+        server.llm.close()
+
+    asyncio.run(run())
+
+
 def test_an_audit_waits_until_no_request_has_come_for_a_while(tmp_path: Path):
     """Also where nothing waited while there were requests."""
 

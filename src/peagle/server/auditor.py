@@ -23,7 +23,7 @@ IDLE = 2.0
 """Seconds without a request before an audit begins."""
 LONG, BUSY = 5.0, 0.75
 """An answer that has waited for so many seconds is audited beside requests, unless they take this
-share of the seats, and no larger share of the answers than was asked for."""
+share of the seats: as many as were asked for, or one in `OFTEN`."""
 LOOK = 0.05
 """Seconds between two looks at whether requests have come."""
 OFTEN = 60.0
@@ -64,9 +64,9 @@ class Auditor:
 
     def offer(self, request: Prepared, done: Completion) -> None:
         """Take an answer that has been served, or leave it."""
-        self._credit = min(self._credit + self._settings.audit, MOST)
         suspect = self._is_suspect(done)
         often = self._metrics.since_audit(done.replica) > OFTEN and not self._waiting
+        self._credit = min(self._credit + max(self._settings.audit, often), MOST)
         if not (suspect or often or random.random() < self._settings.audit):
             return
         if (case := AuditCase.of(request, done)) is None:
