@@ -129,7 +129,7 @@ def test_findings_are_counted_logged_without_text_and_replayed(
     assert re.search(r"^different: .*\ndecoded again: not_reproduced", shown.output)
 
 
-def test_answers_that_wait_long_are_audited_beside_requests_while_seats_are_free(
+def test_where_no_pause_comes_answers_are_audited_beside_requests_while_seats_are_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A server that is never idle is audited, too."""
@@ -202,6 +202,24 @@ def test_a_finding_is_reported_though_requests_come_meanwhile(
         async with server.auditing():
             await server.until(lambda: server.findings > 0)
         assert server.count("different") == 1
+        server.llm.close()
+
+    asyncio.run(run())
+
+
+def test_suspects_that_keep_coming_are_audited_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each goes before those that wait, and none waits long."""
+    monkeypatch.setattr(audits, "LONG", 1.0)
+    repeated = audits.TAIL * audits.REPEATED
+
+    async def run() -> None:
+        server = Server(tmp_path)
+        server.load, begun = 0.5, time.monotonic()
+        async with server.auditing():
+            while not server.count("different"):
+                await server.answer(lambda tokens: tokens[:1] * repeated, ignore_eos=True)
+                await asyncio.sleep(0.05)
+                assert time.monotonic() - begun < 60.0
         server.llm.close()
 
     asyncio.run(run())

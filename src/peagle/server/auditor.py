@@ -22,8 +22,8 @@ from peagle.server.settings import ServerSettings
 IDLE = 2.0
 """Seconds without a request before an audit begins."""
 LONG, BUSY = 5.0, 0.75
-"""An answer that has waited for so many seconds is audited beside requests, unless they take this
-share of the seats: as many as were asked for, or one in `OFTEN`."""
+"""Where requests have come for so many seconds without a pause, audits run beside them, unless they
+take this share of the seats: as many as were asked for, or one in `OFTEN`."""
 LOOK = 0.05
 """Seconds between two looks at whether requests have come."""
 OFTEN = 60.0
@@ -58,7 +58,8 @@ class Auditor:
         self.bound = EXACT_BOUND if llm.llm.engine.facts.is_exact else BOUND
         self._waiting: deque[tuple[float, Completion, AuditCase]] = deque()
         self._usual_length = 0.0
-        self._idle_since = time.monotonic()
+        self._busy, self._since = False, time.monotonic()
+        """Whether there are requests, and since when that has been so."""
         self._credit = 0.0
         """How many more audits may run while there are requests."""
 
@@ -89,7 +90,7 @@ class Auditor:
                 arrived, done, case = self._waiting.popleft()
                 if time.monotonic() - arrived > OLDEST:
                     self._count("dropped", done)
-                elif not await self._audit(arrived, done, case):
+                elif not await self._audit(done, case):
                     self._waiting.append((arrived, done, case))
         except EngineClosedError:
             pass
@@ -97,26 +98,26 @@ class Auditor:
             log.exception("audits end: this one failed")
 
     def _may_begin(self) -> bool:
-        """Whether the first answer that waits may be audited now."""
-        if self._load():
-            self._idle_since = time.monotonic()
-            return bool(self._waiting) and self._may_go_on(time.monotonic() - self._waiting[0][0])
-        return bool(self._waiting) and time.monotonic() - self._idle_since >= IDLE
+        """Whether an answer waits and may be audited now."""
+        may = self._may_go_on() and bool(self._waiting)
+        return may and (self._busy or time.monotonic() - self._since >= IDLE)
 
-    def _may_go_on(self, waited: float) -> bool:
-        """Whether the audit of an answer that has waited so long is in no request's way."""
-        load = self._load()
-        return not load or (load < BUSY and waited > LONG and self._credit >= 1)
+    def _may_go_on(self) -> bool:
+        """Whether an audit is in no request's way."""
+        load, now = self._load(), time.monotonic()
+        if self._busy != (load > 0):
+            self._busy, self._since = load > 0, now
+        return not load or (load < BUSY and now - self._since > LONG and self._credit >= 1)
 
-    async def _unless_disturbed(self, arrived: float, case: AuditCase) -> Finding | None:
+    async def _unless_disturbed(self, case: AuditCase) -> Finding | None:
         """Judge a case, but give way to requests, and then return None.
 
         Raises `InputError` where an engine that ends takes it with it.
         """
         work, beside = asyncio.ensure_future(self._llm.complete(case.scoring)), False
         try:
-            while not work.done() and self._may_go_on(time.monotonic() - arrived):
-                beside = beside or self._load() > 0
+            while not work.done() and self._may_go_on():
+                beside = beside or self._busy
                 await asyncio.wait([work], timeout=LOOK)
             return case.judge(work.result(), self.bound) if work.done() else None
         finally:
@@ -125,10 +126,10 @@ class Auditor:
             with contextlib.suppress(asyncio.CancelledError, InputError):
                 await work
 
-    async def _audit(self, arrived: float, done: Completion, case: AuditCase) -> bool:
+    async def _audit(self, done: Completion, case: AuditCase) -> bool:
         """Audit an answer, and tell what is found. Returns False where requests came."""
         try:
-            verdict = await self._unless_disturbed(arrived, case)
+            verdict = await self._unless_disturbed(case)
             if verdict is None:
                 return False
             self._tell(verdict, done)
