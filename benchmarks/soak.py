@@ -14,8 +14,9 @@ earlier run against the same server, which went on running, counts as the beginn
 The exit code is 1 for an answer that an audit found different, memory of the processes or of the
 graphics card that grows by more than 1 MB a minute after a third of the time, an acceptance length
 of the last window that is 5 % under that of the first, a call that does not parse, a request that
-fails, and a prompt too long that does not. Memory is that of this machine. Set acceptance leaves
-nothing to audit, and breaks the grammar of calls: --no-calls.
+fails, and a prompt too long that does not. The processes tell their memory; the card is the first
+that this machine shows. Set acceptance leaves nothing to audit, and breaks the grammar of calls:
+--no-calls.
 """
 
 import asyncio

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable
@@ -33,7 +34,9 @@ class Server:
         engine, totals = self.llm.llm.engine, self.llm.llm.draft_totals
         self.metrics, self.load, self.findings = Metrics("demo", engine, totals), 0.0, 0
         settings = ServerSettings(model_names=("demo",), audit=share, audit_dump=str(place))
-        self.auditor = Auditor(self.llm, settings, self.metrics, lambda: self.load, self._found)
+        self.load_now: Callable[[], float] = lambda: self.load
+        load, found = lambda: self.load_now(), self._found
+        self.auditor = Auditor(self.llm, settings, self.metrics, load, found)
 
     def _found(self) -> None:
         self.findings += 1
@@ -166,8 +169,11 @@ def test_a_busy_server_audits_now_and_then_whatever_the_share(
     asyncio.run(run())
 
 
-def test_an_audit_waits_until_no_request_has_come_for_a_while(tmp_path: Path):
+def test_an_audit_waits_until_no_request_has_come_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Also where nothing waited while there were requests."""
+    monkeypatch.setattr(audits, "LONG", math.inf)
 
     async def run() -> None:
         server = Server(tmp_path)
@@ -202,6 +208,23 @@ def test_a_finding_is_reported_though_requests_come_meanwhile(
         async with server.auditing():
             await server.until(lambda: server.findings > 0)
         assert server.count("different") == 1
+        server.llm.close()
+
+    asyncio.run(run())
+
+
+def test_short_pauses_between_requests_put_no_audit_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(audits, "LONG", 1.0)
+    began = time.monotonic()
+
+    async def run() -> None:
+        server = Server(tmp_path)
+        server.load_now = lambda: 0.5 * (int(5 * (time.monotonic() - began)) % 2)
+        async with server.auditing():
+            await server.answer()
+            await server.until(lambda: server.count("equal") == 1)
         server.llm.close()
 
     asyncio.run(run())

@@ -22,8 +22,8 @@ from peagle.server.settings import ServerSettings
 IDLE = 2.0
 """Seconds without a request before an audit begins."""
 LONG, BUSY = 5.0, 0.75
-"""Where requests have come for so many seconds without a pause, audits run beside them, unless they
-take this share of the seats: as many as were asked for, or one in `OFTEN`."""
+"""Where no such pause has come for so many seconds, audits run beside requests, unless these take
+this share of the seats: as many as were asked for, or one in `OFTEN`."""
 LOOK = 0.05
 """Seconds between two looks at whether requests have come."""
 OFTEN = 60.0
@@ -58,8 +58,8 @@ class Auditor:
         self.bound = EXACT_BOUND if llm.llm.engine.facts.is_exact else BOUND
         self._waiting: deque[tuple[float, Completion, AuditCase]] = deque()
         self._usual_length = 0.0
-        self._busy, self._since = False, time.monotonic()
-        """Whether there are requests, and since when that has been so."""
+        self._busy_at = self._rested_at = time.monotonic()
+        """When there were requests last, and when there had been none for `IDLE` seconds."""
         self._credit = 0.0
         """How many more audits may run while there are requests."""
 
@@ -85,7 +85,7 @@ class Auditor:
         try:
             await self._test_itself()
             while True:
-                while not self._may_begin():
+                while not (self._may_run(begins=True) and self._waiting):
                     await asyncio.sleep(LOOK)
                 arrived, done, case = self._waiting.popleft()
                 if time.monotonic() - arrived > OLDEST:
@@ -97,17 +97,15 @@ class Auditor:
         except Exception:
             log.exception("audits end: this one failed")
 
-    def _may_begin(self) -> bool:
-        """Whether an answer waits and may be audited now."""
-        may = self._may_go_on() and bool(self._waiting)
-        return may and (self._busy or time.monotonic() - self._since >= IDLE)
-
-    def _may_go_on(self) -> bool:
-        """Whether an audit is in no request's way."""
+    def _may_run(self, begins: bool = False) -> bool:
+        """Whether an audit is in no request's way. One that begins needs more than a moment."""
         load, now = self._load(), time.monotonic()
-        if self._busy != (load > 0):
-            self._busy, self._since = load > 0, now
-        return not load or (load < BUSY and now - self._since > LONG and self._credit >= 1)
+        if load:
+            self._busy_at = now
+        elif now - self._busy_at >= IDLE:
+            self._rested_at = now
+        free = not load and (self._rested_at == now or not begins)
+        return free or (load < BUSY and self._credit >= 1 and now - self._rested_at > LONG)
 
     async def _unless_disturbed(self, case: AuditCase) -> Finding | None:
         """Judge a case, but give way to requests, and then return None.
@@ -116,8 +114,8 @@ class Auditor:
         """
         work, beside = asyncio.ensure_future(self._llm.complete(case.scoring)), False
         try:
-            while not work.done() and self._may_go_on():
-                beside = beside or self._busy
+            while not work.done() and self._may_run():
+                beside = beside or self._load() > 0
                 await asyncio.wait([work], timeout=LOOK)
             return case.judge(work.result(), self.bound) if work.done() else None
         finally:
