@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -100,8 +101,9 @@ class PassRows:
     """[requests] number of its rows."""
     positions: Tensor
     """[rows]"""
-    writes: Tensor
-    """[rows] cache slot of each row; -1: the row's keys are kept nowhere."""
+    placed: Tensor
+    """[rows] cache slot of each row by the slots of whole contexts; -1: the row's keys are kept
+    nowhere."""
     most: int
     """No request brings more rows than this."""
     ancestors: Tensor | None = None
@@ -109,15 +111,25 @@ class PassRows:
     of its request's; None: all before it, and itself."""
     shares: Tensor | None = None
     """How a kernel divides the contexts among its programs; None: not divided yet."""
+    moved: bool = False
+    """Whether `slots` are those of layers with a window, and not of whole contexts."""
 
     def through(self, slots: Tensor) -> "PassRows":
         """The same rows for layers that go by other slots, [table rows, positions]."""
-        rows = torch.arange(len(self.positions), device=slots.device)
-        owners, kept = torch.searchsorted(self.firsts, rows, right=True) - 1, self.writes >= 0
+        return replace(self, slots=slots, moved=True)
+
+    @cached_property
+    def writes(self) -> Tensor:
+        """[rows] as `placed`, by `slots`: found when asked for, since it takes a dozen launches and
+        a kernel that stores and attends at once does without it."""
+        if not self.moved:
+            return self.placed
+        rows = torch.arange(len(self.positions), device=self.slots.device)
+        owners, kept = torch.searchsorted(self.firsts, rows, right=True) - 1, self.placed >= 0
         places = self.starts[owners] + rows - self.firsts[owners]
         # drafts reach beyond the longest context, where nothing has a place
-        own = slots[self.requests[owners], places.where(kept, 0)]
-        return replace(self, slots=slots, writes=own.where(kept, -1))
+        own = self.slots[self.requests[owners], places.where(kept, 0)]
+        return own.where(kept, -1)
 
 
 def supports_head_dim(head_dim: int) -> bool:

@@ -1,5 +1,7 @@
 """Requests in a paged cache, for the kernels that attend to it and their references."""
 
+from dataclasses import fields, replace
+
 import torch
 from torch import Tensor
 
@@ -30,8 +32,8 @@ def pass_rows(starts: list[int], counts: list[int], most: int) -> PassRows:
 
 
 def on(device: torch.device, value):  # type: ignore[no-untyped-def]
-    moved = {k: v.to(device) if torch.is_tensor(v) else v for k, v in vars(value).items()}
-    return type(value)(**moved)
+    given = {field.name: getattr(value, field.name) for field in fields(value)}
+    return replace(value, **{k: v.to(device) for k, v in given.items() if torch.is_tensor(v)})
 
 
 def close(one: Tensor, other: Tensor) -> None:

@@ -86,7 +86,7 @@ def piece(rows: PassRows, first: int, count: int) -> PassRows:
     columns |= {"firsts": rows.firsts[:1], "counts": torch.full_like(rows.counts[:1], count)}
     own = slice(first, first + count)
     return replace(
-        rows, **columns, positions=rows.positions[own], writes=rows.writes[own], most=count
+        rows, **columns, positions=rows.positions[own], placed=rows.placed[own], most=count
     )
 
 

@@ -31,14 +31,13 @@ def test_few_rows_of_half_precision_are_taken() -> None:
     assert taken(2, size=64)
     assert not taken(8, dtype=torch.float32)
     assert not taken(8, size=32)
-    assert not taken(17, requests=40)
     assert not taken(1, v_norm=True)
 
 
-def test_many_rows_are_where_there_are_several_requests() -> None:
-    assert not taken(9)
-    assert taken(9, requests=8)
-    assert taken(16, requests=8)
+@pytest.mark.parametrize("requests", [1, 8, 40])
+def test_as_many_rows_are_as_a_tile_has_lines_for(requests: int) -> None:
+    assert taken(16, requests=requests)
+    assert not taken(17, requests=requests)
 
 
 @pytest.mark.parametrize("few_lines", [True, False])

@@ -4,7 +4,6 @@ To measure at the first start took 50 to 100 s, and the tiles that it chose were
 cycles these tiles were as fast, or up to 3 % faster.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 import triton
@@ -66,26 +65,12 @@ def takes(product: Product) -> bool:
 
 
 def tile_of(x: Tensor, outputs: int, gated: bool) -> Tile:
-    """The tile for x [rows, depth] times a weight, reduced to what fits into shared memory."""
-    if gated:
-        tiles = GATES
-    elif outputs >= MEDIUM_OUTPUTS:
-        tiles = WIDE if outputs >= WIDE_OUTPUTS else MEDIUM
-    else:
-        tiles = NARROW
-    return fitting(tiles[padded(len(x))], x, gated)
-
-
-def fitting(tile: Tile, x: Tensor, gated: bool) -> Tile:
-    """A tile with no more stages and depth than fit into shared memory."""
-    rows, depth = x.shape
-    step = math.gcd(depth, tile.depth)
-    splits = tile.splits if depth % (step * tile.splits) == 0 else 1
-    tile = replace(tile, depth=step, splits=splits)
-    line = (padded(rows) + tile.columns * (1 + gated)) * x.element_size()
+    """The tile for x [rows, depth] times a weight, with no more stages and depth than fit into
+    shared memory."""
+    tiles = NARROW if outputs < MEDIUM_OUTPUTS else MEDIUM if outputs < WIDE_OUTPUTS else WIDE
+    tile = (GATES if gated else tiles)[padded(len(x))]
+    line = (padded(len(x)) + tile.columns * (1 + gated)) * x.element_size()
     while line * tile.depth * tile.stages > shared_memory(x):
-        if tile.stages > 2:
-            tile = replace(tile, stages=tile.stages - 1)
-        else:
-            tile = replace(tile, depth=tile.depth // 2)
+        few = tile.stages == 2
+        tile = replace(tile, depth=tile.depth // (1 + few), stages=tile.stages - (not few))
     return tile

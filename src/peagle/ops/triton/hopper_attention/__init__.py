@@ -39,9 +39,6 @@ from peagle.ops.triton.hopper_attention.tiling import LEFT_LINES, TILE, Tiling
 from peagle.ops.triton.launch import counters, multiprocessors
 
 HEAD_DIMS = (64, 128)
-LEAST_PAIRS = 16
-"""Requests times key-value heads from which rows as the left operand beat Triton's kernel, which
-takes no trees."""
 
 
 def takes(spec: QKVSpec, cache: Tensor, rows: PassRows) -> bool:
@@ -50,12 +47,9 @@ def takes(spec: QKVSpec, cache: Tensor, rows: PassRows) -> bool:
     It takes heads of two sizes that turn as a whole, values without a norm, and a cache of 16 bits
     or E4M3.
     """
-    lines, pairs = _lines(spec, rows), len(rows.requests) * spec.num_kv_heads
-    many = pairs >= LEAST_PAIRS or rows.ancestors is not None
-    quicker = lines < LEFT_LINES or (lines == LEFT_LINES and many)
     halves = cache.dtype in (torch.bfloat16, torch.float16, E4M3)
     whole = spec.rotations.shape[-1] == spec.head_dim and not spec.v_norm
-    return quicker and halves and spec.head_dim in HEAD_DIMS and whole
+    return _lines(spec, rows) <= LEFT_LINES and halves and spec.head_dim in HEAD_DIMS and whole
 
 
 def shares_of(rows: PassRows, spec: QKVSpec, cache: Tensor) -> Tensor:

@@ -69,9 +69,7 @@ class Tiling:
         """Places of the ring, each for a tile's keys or values."""
         # of heads of 128 a small program's six places of 64 keys are 96 KB: two have room in 227
         # KB; a large one's, of 128 keys, are 192 KB; four programs have 48 KB of them each at most
-        if self.crowded:
-            return 4 if self.by_rows else 3
-        return 6
+        return 6 if not self.crowded else 4 if self.by_rows else 3
 
     @property
     def ahead(self) -> int:
