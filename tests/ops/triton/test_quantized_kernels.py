@@ -102,7 +102,7 @@ def test_a_product_of_few_bits(device: torch.device, rows: int, form: str):
     assert ((found - wanted).abs() <= 1e-5 * scale + 1e-5).all()
 
 
-@pytest.mark.parametrize("form", [*FOUR_BITS, "int8", "int8, zeros"])
+@pytest.mark.parametrize("form", [*FOUR_BITS, "int8", "int8, zeros", "fp8", "fp8, blocks"])
 def test_strips_are_widened_to_what_they_stand_for(device: torch.device, form: str):
     from peagle.ops.triton import widened as kernels
 
@@ -111,6 +111,8 @@ def test_strips_are_widened_to_what_they_stand_for(device: torch.device, form: s
         if "zeros" in form:
             zeros = torch.randint(0, 256, (45, 1), dtype=torch.uint8)
             weight = QuantizedWeight(INT8, weight.packed(), weight.scales, (1, 320), zeros)
+    elif form.startswith("fp8"):
+        weight = fp8_weight(45, 320, block=(32, 64) if "blocks" in form else None)
     else:
         weight = four_bits(form, 45, depth_for(form))
     found = kernels.widened(weight.to(device), slice(7, 41), torch.float32)
@@ -284,14 +286,14 @@ def rounds(rows: int, layer: Linear, dtype: torch.dtype = torch.bfloat16) -> boo
 def test_few_rows_keep_their_activations(monkeypatch: pytest.MonkeyPatch):
     """And so do weights that no one said are made for it, other types, and other GPUs."""
     layer = dynamic_layer(128, 512, (128, 128))
-    assert not rounds(129, layer)
+    assert not rounds(65, layer)
     monkeypatch.setattr(triton, "has_kernels", lambda x: True)
     monkeypatch.setattr(products, "on_hopper", lambda x: True)
-    assert rounds(129, layer)
-    assert not rounds(128, layer)
-    assert not rounds(129, layer, torch.float16)
+    assert rounds(65, layer)
+    assert not rounds(64, layer)
+    assert not rounds(65, layer, torch.float16)
     layer.weight.dynamic_activations = False
-    assert not rounds(129, layer)
+    assert not rounds(65, layer)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +316,7 @@ def test_blocks_that_cublas_multiplies(
 ):
     monkeypatch.setattr(triton, "has_kernels", lambda x: True)
     monkeypatch.setattr(products, "on_hopper", lambda x: True)
-    assert rounds(129, dynamic_layer(outputs, depth, block)) == wanted
+    assert rounds(65, dynamic_layer(outputs, depth, block)) == wanted
 
 
 def dynamic_layer(outputs: int, depth: int, block: tuple[int, int] | None) -> Linear:

@@ -5,6 +5,7 @@ from torch.nn import functional as F
 
 from peagle.ops.linear import Linear
 from peagle.ops.products.cublas import CuBLAS
+from peagle.ops.products.few_rows import covers
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Product
 from peagle.ops.triton import kernels
@@ -18,12 +19,13 @@ as keep a GPU busy in one product."""
 
 
 class Widened(CuBLAS):
-    """Weights of few bits but FP8, which has products of its own, by cuBLAS."""
+    """Weights of few bits, by cuBLAS."""
 
     def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
         weight = layer.weight
-        packed = isinstance(weight, QuantizedWeight) and weight.format != FP8
-        return packed and product.rows > FEW
+        if not isinstance(weight, QuantizedWeight) or product.rows <= FEW:
+            return False
+        return weight.format != FP8 or covers(weight)
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         weight, (outputs, depth) = layer.weight, layer.weight.shape

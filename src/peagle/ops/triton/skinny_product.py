@@ -53,7 +53,9 @@ FP4_DEPTH = 256
 LEAST_DEPTH = 1024
 """The least depth of the weight for a program whose tile is shared."""
 RESIDENT = 3
-"""Programs of a multiprocessor at a time."""
+"""Programs of a multiprocessor that share the tiles of a product with few."""
+TOGETHER = 4
+"""Most programs for which a multiprocessor has room at a time."""
 STAGES = 3, 8
 """Fewest and most steps of the depth that are copied or multiplied at once."""
 EXCHANGED = 36 << 10
@@ -153,7 +155,7 @@ def stages_for(programs: int, step_bytes: int, room: int, processors: int) -> in
 
     room: of one program that has a multiprocessor, of so many, for itself.
     """
-    together = min(triton.cdiv(programs, processors), RESIDENT)
+    together = min(triton.cdiv(programs, processors), TOGETHER)
     fewest, most = STAGES
     most = min(most, (room - EXCHANGED) // step_bytes)
     wanted = min(max(room // together // step_bytes, fewest), most)

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.triton.weights import Packing, factored, first_inputs, operands, words
-from peagle.ops.triton.widening import e2m1_at, powers, scales_e4m3
+from peagle.ops.triton.widening import e2m1_at, e4m3, powers, scales_e4m3
 from peagle.ops.weight import QuantizedWeight
 
 LINES, STEP = 16, 256
@@ -14,7 +14,7 @@ LINES, STEP = 16, 256
 
 
 def widened(weight: QuantizedWeight, rows: slice, dtype: torch.dtype) -> Tensor:
-    """Some outputs of a matrix that is not in FP8, each number rounded once: [outputs, depth]."""
+    """Some outputs of a matrix, each number rounded once: [outputs, depth]."""
     depth, count = weight.shape[1], rows.stop - rows.start
     out = torch.empty(count, depth, dtype=dtype, device=weight.device)
     grid = triton.cdiv(count, LINES), triton.cdiv(depth, STEP)
@@ -53,6 +53,8 @@ def _widen(
             value = e2m1_at(found, number, powers(scale, tl.float32))
         elif W.kind == "nvfp4":
             value = e2m1_at(found, number, scales_e4m3(scale, tl.float32))
+        elif W.kind == "fp8":
+            value = e4m3(found, tl.float32)[number] * scale.to(tl.float32)
         else:
             value = _integer(found, number, weight.zeros + shared_at, W) * scale.to(tl.float32)
         value = factored(value, weight.factors, line, W)
