@@ -109,7 +109,9 @@ class AuditCase:
     @property
     def scoring(self) -> Prepared:
         """The request whose completion `judge` takes."""
-        params = {"max_tokens": 0, "prompt_logprobs": MAX_LOGPROBS, "num_speculative_tokens": 0}
+        # a greedy token is judged by the likeliest one alone, and each one more takes time
+        likely = MAX_LOGPROBS if self.temperature else 1
+        params = {"max_tokens": 0, "prompt_logprobs": likely, "num_speculative_tokens": 0}
         return self._request((*self.prompt, *self.answer), len(self.prompt), **params)
 
     def replay(self, place: int, **changes: Any) -> Prepared:

@@ -21,9 +21,9 @@ from peagle.server.settings import ServerSettings
 
 IDLE = 2.0
 """Seconds without a request before an audit begins."""
-LONG, BUSY = 5.0, 0.75
-"""Where no such pause has come for so many seconds, audits run beside requests, unless these take
-this share of the seats: as many as were asked for, or one in `OFTEN`."""
+BUSY = 0.75
+"""The share of seats below which audits run beside requests, too: as many as were asked for, or one
+in `OFTEN`, and never two without requests between them."""
 LOOK = 0.05
 """Seconds between two looks at whether requests have come."""
 OFTEN = 60.0
@@ -39,8 +39,8 @@ log = logging.getLogger("peagle.audit")
 
 
 class Auditor:
-    """Takes a share of the answers, suspects first, and judges them while nothing else runs, or
-    while seats are free where that is long in coming.
+    """Takes a share of the answers, suspects first, and judges that share while seats are free, and
+    the others while nothing else runs.
 
     load: the share of seats taken; act: what is done after a finding, besides the log.
     """
@@ -58,16 +58,16 @@ class Auditor:
         self.bound = EXACT_BOUND if llm.llm.engine.facts.is_exact else BOUND
         self._waiting: deque[tuple[float, Completion, AuditCase]] = deque()
         self._usual_length = 0.0
-        self._busy_at = self._rested_at = time.monotonic()
-        """When there were requests last, and when there had been none for `IDLE` seconds."""
+        self._busy_at = time.monotonic()
+        """When there were requests last."""
         self._credit = 0.0
-        """How many more audits may run while there are requests."""
+        """Up to 1, from where an audit may run beside requests."""
 
     def offer(self, request: Prepared, done: Completion) -> None:
         """Take an answer that has been served, or leave it."""
         suspect = self._is_suspect(done)
         often = self._metrics.since_audit(done.replica) > OFTEN and not self._waiting
-        self._credit = min(self._credit + max(self._settings.audit, often), MOST)
+        self._credit = min(self._credit + max(self._settings.audit, often), 1.0)
         if not (suspect or often or random.random() < self._settings.audit):
             return
         if (case := AuditCase.of(request, done)) is None:
@@ -102,10 +102,8 @@ class Auditor:
         load, now = self._load(), time.monotonic()
         if load:
             self._busy_at = now
-        elif now - self._busy_at >= IDLE:
-            self._rested_at = now
-        free = not load and (self._rested_at == now or not begins)
-        return free or (load < BUSY and self._credit >= 1 and now - self._rested_at > LONG)
+        free = not load and (not begins or now - self._busy_at >= IDLE)
+        return free or (load < BUSY and self._credit >= 1)
 
     async def _unless_disturbed(self, case: AuditCase) -> Finding | None:
         """Judge a case, but give way to requests, and then return None.
@@ -186,7 +184,8 @@ class Auditor:
 
     async def _test_itself(self) -> None:
         """Audit an answer of our own, as it is and with one draft that was accepted falsely."""
-        tokens = [self._llm.llm.engine.vocab_size // 2]
+        size = self._llm.llm.engine.vocab_size
+        tokens = [size // 2]
         params = SamplingParams(
             max_tokens=SELF_TEST_TOKENS, ignore_eos=True, unrecorded_from=1, priority=LAST, seed=0
         )
@@ -194,12 +193,10 @@ class Auditor:
         done = await self._llm.complete(request)
         case = AuditCase.of(request, done)
         assert case is not None
-        scored = await self._llm.complete(case.scoring)
-        healthy = case.judge(scored, self.bound)
+        healthy = case.judge(await self._llm.complete(case.scoring), self.bound)
         place = len(case.answer) // 2
-        entry = scored.prompt_logprobs[place - len(case.answer)]
-        assert entry is not None
-        answer = (*case.answer[:place], entry.top[-1][0], *case.answer[place + 1 :])
+        other = (case.answer[place] + size // 2) % size
+        answer = (*case.answer[:place], other, *case.answer[place + 1 :])
         false = replace(case, answer=answer)
         damaged = false.judge(await self._llm.complete(false.scoring), self.bound)
         if healthy.result == "different" or damaged.result != "different":
