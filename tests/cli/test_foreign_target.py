@@ -77,10 +77,27 @@ def test_a_servers_counters_are_read(peagle, recipe: Path):
         assert "the server's AL 2.500 (6 held-out prompts, greedy, 128 tokens at most)" in said
         assert "AL 2.50 of at most 5" in said
         assert {"prompt": [5, 6, 7], "temperature": 0}.items() <= stub.requests[0][2].items()
+        # a server may serve it only now: the same command asks it, and trains no more
+        again = peagle("train", recipe, output, "--measure-url", f"{stub.url}/")
+        assert again.code == 0
+        assert "the server's AL 2.500 (6 held-out prompts" in again.err
+        assert "best estimated" not in again.err
         del stub.pages["/metrics"]
-        output = f"output={recipe.parent / 'again'}"
         said = peagle("train", recipe, output, "--measure-url", stub.url).err
         assert f"AL was not measured: {stub.url} counts no drafts; start it with" in said
+        assert "estimated AL" in said, "the estimate is judged then"
+        stub.pages["/metrics"] = page()
+        stub.reply = lambda body: (400, {}, {"error": {"message": "4 tokens are too many"}})
+        said = peagle("train", recipe, output, "--measure-url", stub.url).err
+        assert "it refuses a prompt: " in said
+        assert "4 tokens are too many" in said
+
+
+@pytest.mark.parametrize("url", ["http://localhost:abc", "localhost:8000"])
+def test_what_is_no_url_is_refused_before_the_training(peagle, recipe: Path, url: str):
+    said = peagle("train", recipe, "--measure-url", url)
+    assert said.code == 2
+    assert said.err.strip().endswith("is no server's URL; give one such as http://localhost:8000")
 
 
 def test_generating_with_it_is_refused(peagle, recipe: Path):

@@ -77,9 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _end(str(error), INPUT_ERROR)
     except typer.TyperException as error:
         return _end(_misuse(error), INPUT_ERROR)
-    if code == INTERRUPTED:
-        return _end("interrupted", INTERRUPTED)
-    return code or 0
+    return _end("interrupted", INTERRUPTED) if code == INTERRUPTED else code or 0
 
 
 def _misuse(error: typer.TyperException) -> str:

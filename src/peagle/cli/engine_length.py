@@ -36,8 +36,6 @@ def measure_engine(recipe: "Recipe", prompts: Sequence[tuple[int, ...]]) -> floa
     from peagle.completion import check_finished
     from peagle.config import EngineConfig
 
-    if not prompts:
-        raise InputError("no held-out conversation has a prompt")
     give_back()
     drafter = SpeculativeConfig(
         model=recipe.output,
@@ -61,17 +59,20 @@ def measure_server(url: str, prompts: Sequence[tuple[int, ...]]) -> float:
     """
     import httpx2
 
+    from peagle.bench.http import server_url
     from peagle.bench.server import authorized
     from peagle.bench.server_metrics import DraftCounts
 
-    base = url.rstrip("/").removesuffix("/v1")
+    base = str(server_url(url)).rstrip("/")
     try:
         with httpx2.Client(timeout=SECONDS, headers=authorized()) as client:
             model = client.get(f"{base}/v1/models").json()["data"][0]["id"]
             before = DraftCounts.read(client.get(f"{base}/metrics").text)
             for prompt in prompts:
                 body = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
-                client.post(f"{base}/v1/completions", json=body).raise_for_status()
+                answer = client.post(f"{base}/v1/completions", json=body)
+                if answer.is_error:
+                    raise ValueError(f"it refuses a prompt: {answer.text}")
             after = DraftCounts.read(client.get(f"{base}/metrics").text)
     except (httpx2.HTTPError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{url} does not answer as vLLM does: {error}") from None

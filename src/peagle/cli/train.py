@@ -64,8 +64,8 @@ class RunFlags(Flags):
     dry_run: bool = False
     """Print what the run would do and need, and exit."""
     measure_url: str | None = None
-    """A vLLM that serves the target with the drafter: measure AL there at the end. Default: this
-    engine, for a target that it runs"""
+    """A vLLM that serves the target with the drafter and nobody else: measure AL there at the end,
+    or of a finished drafter at once. Default: this engine, for a target that it runs"""
 
 
 def train(
@@ -86,13 +86,17 @@ def train(
     from peagle.cli.dry_run import print_plan
     from peagle.train.recipe import Recipe
 
-    given = Recipe.load(recipe, flags.beside(overrides or []))
+    given, url = Recipe.load(recipe, flags.beside(overrides or [])), run.measure_url
+    if url is not None:
+        from peagle.bench.http import server_url
+
+        server_url(url)  # before hours of training
     if run.dry_run:
         print_plan(given)
     elif os.environ.get("RANK", "0") != "0":  # torchrun's; only the first rank prints
         _help_training(given)
     else:
-        _train(given, tracking, run.measure_url)
+        _train(given, tracking, url)
 
 
 def _help_training(recipe: "Recipe") -> None:
@@ -108,11 +112,18 @@ def _train(recipe: "Recipe", tracking: Tracking, url: str | None) -> None:
     from peagle.cli.engine_length import held_out_prompts
     from peagle.cli.training_log import TrainingLog, log_directory
     from peagle.device import resolve_device
-    from peagle.train.prepare import prepare
+    from peagle.train.prepare import Preflight, prepare
+    from peagle.train.snapshot import is_finished
 
     need("matplotlib", "peagle train")
     tracking.check()
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    if url is not None and is_finished(Path(recipe.output)):
+        # a server that is to serve it can do so only now
+        log = TrainingLog(log_directory(recipe), recipe, recipe.steps)
+        prompts = held_out_prompts(Preflight.of(recipe, dry_run=True).validation)
+        _check_estimate(recipe, log.best, prompts, log, console, url)
+        return
     trainer = prepare(recipe, lambda told: console.print(str(told)))
     if resolve_device(recipe.device).type == "cuda":
         # the host's masks gain nothing from more, which wait for each other on a busy machine
@@ -164,15 +175,17 @@ def _check_estimate(
     from peagle.models.weights import model_directory
 
     foreign = foreign_facts(model_directory(recipe.target))
-    if foreign and url is None:
-        console.print(foreign["target"], markup=False)
-        console.print(str(judge_served(recipe, estimated, None)), markup=False)
-        return
     by = "the server's" if url else "the engine's"
     try:
+        if foreign and url is None:
+            raise InputError(foreign["target"])
+        if not prompts:
+            raise InputError("no held-out conversation has a prompt")
         measured = measure_server(url, prompts) if url else measure_engine(recipe, prompts)
     except InputError as error:
         console.print(f"{by} AL was not measured: {error}")
+        if foreign or url:
+            console.print(str(judge_served(recipe, estimated, None)), markup=False)
         return
     how = f"{len(prompts)} held-out prompts, greedy, {TOKENS} tokens at most"
     console.print(f"{by} AL {measured:.3f} ({how})")
