@@ -19,6 +19,9 @@ PROBE = 40
 LEAK, SAME, LINEAR = 1e-5, 1e-3, 1e-4
 """Largest relative difference of states after another document, of states packed and alone, and of
 logits from the head's."""
+LONG = 4096
+"""Tokens of a row from which its documents are faster alone: transformers masks what they must not
+see of each other, over the square of a row's length."""
 ROUNDINGS = 8
 """Roundings of the run's dtype that kernels may differ by, if that is more."""
 
@@ -38,7 +41,7 @@ class TransformersFeatures(FeatureSource):
 
     def __call__(self, split: Split, rows: Tensor, batch: Batch) -> Features:
         tokens, positions = to_device(self.device, batch.tokens, batch.positions)
-        if self.packed:
+        if self.packed and len(batch) < LONG:
             found = self._run(tokens[None], position_ids=positions[None])
             return Features(found.tapped[0], found.final[0])
         parts = [part for spans in _passes(batch) for part in self._alone(tokens, spans)]
