@@ -99,9 +99,8 @@ class Case:
     @property
     def label(self) -> str:
         """What is compared: "P-EAGLE, K = 7"."""
-        if self.undrafted and not self.k:
-            return self._by + "no speculation"
-        return self.with_k(", ")
+        plain = self.undrafted and not self.k
+        return self._by + "no speculation" if plain else self.with_k(", ")
 
     def with_k(self, before: str) -> str:
         """Its name, and its K if it has one behind some words."""

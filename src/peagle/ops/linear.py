@@ -25,9 +25,7 @@ class Linear(Packable):
         self.batch_invariant = False
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.packed is None:
-            return multiply(x, self.weight, self.bias)
-        return self.packed(x)
+        return multiply(x, self.weight, self.bias) if self.packed is None else self.packed(x)
 
     def quantized(self) -> "Linear":
         """The same product with a weight rounded to FP8, with a scale for each output.

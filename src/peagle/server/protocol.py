@@ -174,9 +174,7 @@ class GenerationBody(SharedBody):
     def most_tokens(self, default: int) -> int:
         """The most tokens of an answer; 0 is a length only where the answer is about the prompt."""
         asked = self.asked_tokens
-        if asked is None or (asked == 0 and self.prompt_top is None):
-            return default
-        return asked
+        return default if asked is None or (asked == 0 and self.prompt_top is None) else asked
 
     @property
     def prompt_top(self) -> int | None:

@@ -33,6 +33,4 @@ def kept_by_layer(config: NetworkConfig, compiled: bool) -> int:
     attention = config.attention
     q_kv = attention.width + attention.kv_width
     kept = 4 * hidden_size + 3 * q_kv + 2 * attention.width * attention.gated + 3 * inner
-    if compiled:
-        return kept
-    return kept + 2 * hidden_size + q_kv * attention.qk_norm + inner
+    return kept if compiled else kept + 2 * hidden_size + q_kv * attention.qk_norm + inner
