@@ -51,9 +51,7 @@ class Finding:
     @property
     def result(self) -> Literal["equal", "near_tie", "different"]:
         """What the answer is."""
-        if self.margin > self.bound:
-            return "different"
-        return "near_tie" if self.margin else "equal"
+        return "different" if self.margin > self.bound else "near_tie" if self.margin else "equal"
 
     @property
     def first(self) -> int:

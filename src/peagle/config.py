@@ -240,7 +240,7 @@ class EngineConfig(Config):
     enable_prefix_caching: bool = True
     """Reuse the KV of shared prompt prefixes."""
     quantize_activations: bool = True
-    """FP8 on a Hopper GPU: dense products of 129 rows or more round their inputs. That is for a
+    """FP8 on a Hopper GPU: dense products of 65 rows or more round their inputs. That is for a
     target in FP8 whose files ask for it; False keeps inputs in 16 bits, as fewer rows' are."""
     batch_invariant: bool = False
     """On a GPU: the same text to the last bit, whatever else runs; slower. Drafts change nothing

@@ -45,6 +45,16 @@ def test_each_fault_is_told(changes: dict[str, Any], told: str):
     assert soak.judged(seen(**changes))[1] == [told]
 
 
+@pytest.mark.parametrize(("last", "told"), [(3.0, False), (2.7, True)])
+def test_one_window_of_many_may_have_fewer_drafts_accepted(last: float, told: bool):
+    """The last tenth is judged by its mean."""
+    found = seen(acceptance_length=2.75)
+    found.before, found.gap = seen().windows, 10.0
+    found.windows[-2]["acceptance_length"] = last
+    fell = [one for one in soak.judged(found)[1] if one.startswith("the acceptance length fell")]
+    assert bool(fell) == told
+
+
 def test_a_call_that_does_not_parse_is_told():
     found = seen()
     found.wrong_calls.append("{")

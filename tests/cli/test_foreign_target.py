@@ -59,7 +59,7 @@ def test_it_is_trained_judged_and_fits(peagle, recipe: Path):
     assert "vLLM runs it: with --model-impl transformers" in unfit.out
 
 
-def test_a_servers_counters_are_read(peagle, recipe: Path):
+def test_a_servers_counters_are_read(peagle, recipe: Path, monkeypatch: pytest.MonkeyPatch):
     with openai_stub() as stub:
         counted = [100, 90]
 
@@ -85,12 +85,19 @@ def test_a_servers_counters_are_read(peagle, recipe: Path):
         del stub.pages["/metrics"]
         said = peagle("train", recipe, output, "--measure-url", stub.url).err
         assert f"AL was not measured: {stub.url} counts no drafts; start it with" in said
-        assert "estimated AL" in said, "the estimate is judged then"
+        with monkeypatch.context() as patch:
+            patch.setenv("RANK", "1")
+            helper = peagle("train", recipe, output, "--measure-url", stub.url)
+        assert (helper.code, helper.err) == (0, ""), "torchrun's other ranks have nothing to do"
         stub.pages["/metrics"] = page()
         stub.reply = lambda body: (400, {}, {"error": {"message": "4 tokens are too many"}})
-        said = peagle("train", recipe, output, "--measure-url", stub.url).err
-        assert "it refuses a prompt: " in said
-        assert "4 tokens are too many" in said
+        refused = peagle("train", recipe, output, "--measure-url", stub.url)
+        assert refused.code == 1
+        assert "4 tokens are too many" in refused.err
+        output = f"output={recipe.parent / 'another'}"
+        said = peagle("train", recipe, output, "--measure-url", stub.url)
+        assert said.code == 0, "a drafter was trained"
+        assert "estimated AL" in said.err, "and is judged by the estimate"
 
 
 @pytest.mark.parametrize("url", ["http://localhost:abc", "localhost:8000"])

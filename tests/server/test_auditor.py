@@ -156,9 +156,11 @@ def test_a_busy_server_audits_now_and_then_whatever_the_share(
     async def run() -> None:
         server = Server(tmp_path, share=1e-9)
         server.load = 0.5
-        async with server.auditing():
+        monkeypatch.setattr(audits.random, "random", lambda: 0.0)  # others wait already
+        for _ in range(2):
             await server.answer()
-            await server.until(lambda: server.count("equal") == 1)
+        async with server.auditing():
+            await server.until(lambda: server.count("equal") == 2)
         server.llm.close()
 
     asyncio.run(run())
@@ -247,15 +249,33 @@ def test_no_larger_share_than_was_asked_for_is_audited_beside_requests(
     async def run() -> None:
         server = Server(tmp_path, share=0.5)
         server.load = 0.5
-        for _ in range(5):
+        for _ in range(3):
             await server.answer()
         async with server.auditing():
             await server.until(lambda: server.count("equal") == 1)
             await asyncio.sleep(0.5)
-            assert server.count("equal") == 1, "no burst of what was not used before"
-            for _ in range(2):
-                await server.answer()
+            assert server.count("equal") == 1
+            await server.answer()
             await server.until(lambda: server.count("equal") == 2)
+        server.llm.close()
+
+    asyncio.run(run())
+
+
+def test_no_burst_of_audits_follows_a_time_without_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(audits, "BURST", 2.0)
+
+    async def run() -> None:
+        server = Server(tmp_path)
+        server.load = 0.5
+        for _ in range(4):
+            await server.answer()
+        async with server.auditing():
+            await server.until(lambda: server.count("equal") == 2)
+            await asyncio.sleep(0.5)
+            assert server.count("equal") == 2
         server.llm.close()
 
     asyncio.run(run())

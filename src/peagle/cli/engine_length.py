@@ -66,16 +66,15 @@ def measure_server(url: str, prompts: Sequence[tuple[int, ...]]) -> float:
     base = str(server_url(url)).rstrip("/")
     try:
         with httpx2.Client(timeout=SECONDS, headers=authorized()) as client:
-            model = client.get(f"{base}/v1/models").json()["data"][0]["id"]
+            model = client.get(f"{base}/v1/models").raise_for_status().json()["data"][0]["id"]
             before = DraftCounts.read(client.get(f"{base}/metrics").text)
             for prompt in prompts:
                 body = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
-                answer = client.post(f"{base}/v1/completions", json=body)
-                if answer.is_error:
-                    raise ValueError(f"it refuses a prompt: {answer.text}")
+                client.post(f"{base}/v1/completions", json=body).raise_for_status()
             after = DraftCounts.read(client.get(f"{base}/metrics").text)
     except (httpx2.HTTPError, LookupError, TypeError, ValueError) as error:
-        raise InputError(f"{url} does not answer as vLLM does: {error}") from None
+        told = error.response.text if isinstance(error, httpx2.HTTPStatusError) else error
+        raise InputError(f"{url} does not answer as vLLM does: {told}") from None
     found = after.since(before) if after is not None and before is not None else None
     if found is None or not found.rates:
         raise InputError(f"{url} counts no drafts; start it with the drafter")

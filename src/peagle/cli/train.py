@@ -85,18 +85,21 @@ def train(
     """
     from peagle.cli.dry_run import print_plan
     from peagle.train.recipe import Recipe
+    from peagle.train.snapshot import is_finished
 
     given, url = Recipe.load(recipe, flags.beside(overrides or [])), run.measure_url
     if url is not None:
         from peagle.bench.http import server_url
 
         server_url(url)  # before hours of training
+    finished = url is not None and is_finished(Path(given.output))
+    helps = os.environ.get("RANK", "0") != "0"  # torchrun's; only the first rank prints
     if run.dry_run:
         print_plan(given)
-    elif os.environ.get("RANK", "0") != "0":  # torchrun's; only the first rank prints
+    elif helps and not finished:
         _help_training(given)
-    else:
-        _train(given, tracking, url)
+    elif not helps:
+        (_measure if finished else _train)(given, tracking, url)
 
 
 def _help_training(recipe: "Recipe") -> None:
@@ -107,23 +110,31 @@ def _help_training(recipe: "Recipe") -> None:
         trainer.run(lambda _: None)
 
 
+def _measure(recipe: "Recipe", tracking: Tracking, url: str | None) -> None:
+    """Measure a drafter whose training is over, since a server can serve it only now."""
+    from peagle.cli.engine_length import held_out_prompts
+    from peagle.cli.training_log import TrainingLog, log_directory
+    from peagle.train.prepare import Preflight
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    prompts = held_out_prompts(Preflight.of(recipe, dry_run=True).validation)
+    directory = log_directory(recipe)
+    with tracking.open(directory, recipe, recipe.steps) as trackers:
+        log = TrainingLog(directory, recipe, recipe.steps, trackers)
+        if not _check_estimate(recipe, 0.0, prompts, log, console, url):
+            raise typer.Exit(1)
+
+
 def _train(recipe: "Recipe", tracking: Tracking, url: str | None) -> None:
     """Train, and say how it ended."""
     from peagle.cli.engine_length import held_out_prompts
     from peagle.cli.training_log import TrainingLog, log_directory
     from peagle.device import resolve_device
-    from peagle.train.prepare import Preflight, prepare
-    from peagle.train.snapshot import is_finished
+    from peagle.train.prepare import prepare
 
     need("matplotlib", "peagle train")
     tracking.check()
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    if url is not None and is_finished(Path(recipe.output)):
-        # a server that is to serve it can do so only now
-        log = TrainingLog(log_directory(recipe), recipe, recipe.steps)
-        prompts = held_out_prompts(Preflight.of(recipe, dry_run=True).validation)
-        _check_estimate(recipe, log.best, prompts, log, console, url)
-        return
     trainer = prepare(recipe, lambda told: console.print(str(told)))
     if resolve_device(recipe.device).type == "cuda":
         # the host's masks gain nothing from more, which wait for each other on a busy machine
@@ -166,9 +177,12 @@ def _check_estimate(
     log: "TrainingLog",
     console: Console,
     url: str | None,
-) -> None:
+) -> bool:
     """Show and log the AL of the best drafter in the engine, or at a server, or why there is none;
-    then judge it. Of a target that the engine does not run, the estimate is judged."""
+    then judge it. Of a target that the engine does not run, the estimate is judged, if it is not 0.
+
+    Returns whether it was measured.
+    """
     from peagle.cli.engine_length import TOKENS, measure_engine, measure_server
     from peagle.cli.verdict import judge, judge_served
     from peagle.drafters.diagnosis import foreign_facts
@@ -184,14 +198,15 @@ def _check_estimate(
         measured = measure_server(url, prompts) if url else measure_engine(recipe, prompts)
     except InputError as error:
         console.print(f"{by} AL was not measured: {error}")
-        if foreign or url:
+        if estimated and (foreign or url):
             console.print(str(judge_served(recipe, estimated, None)), markup=False)
-        return
+        return False
     how = f"{len(prompts)} held-out prompts, greedy, {TOKENS} tokens at most"
     console.print(f"{by} AL {measured:.3f} ({how})")
     log.add_engine(recipe.steps, measured)
     judged = judge_served if url else judge
-    console.print(str(judged(recipe, estimated, measured)), markup=False)
+    console.print(str(judged(recipe, estimated or measured, measured)), markup=False)
+    return True
 
 
 def _kept_step(recipe: "Recipe") -> int | None:

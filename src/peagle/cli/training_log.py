@@ -48,12 +48,6 @@ class TrainingLog:
         self._before = self._entries[-1]["seconds"] if self._entries else 0.0
         self._start, self._begun = time.perf_counter(), False
 
-    @property
-    def best(self) -> float:
-        """The largest acceptance length that was estimated; 0 where the log is gone."""
-        lengths = (entry.get("acceptance_length") for entry in self._entries)
-        return max((length for length in lengths if length is not None), default=0.0)
-
     def add(self, report: "Telemetry") -> None:
         """Write a report; after an evaluation, draw the curves again.
 

@@ -128,8 +128,7 @@ class PassRows:
         owners, kept = torch.searchsorted(self.firsts, rows, right=True) - 1, self.placed >= 0
         places = self.starts[owners] + rows - self.firsts[owners]
         # drafts reach beyond the longest context, where nothing has a place
-        own = self.slots[self.requests[owners], places.where(kept, 0)]
-        return own.where(kept, -1)
+        return self.slots[self.requests[owners], places.where(kept, 0)].where(kept, -1)
 
 
 def supports_head_dim(head_dim: int) -> bool:

@@ -20,16 +20,18 @@ from peagle.server.metrics import Metrics
 from peagle.server.settings import ServerSettings
 
 IDLE = 2.0
-"""Seconds without a request before an audit begins."""
+"""Seconds without a request before an audit begins that no request has earned."""
 BUSY = 0.75
-"""The share of seats below which audits run beside requests, too: as many as were asked for, or one
-in `OFTEN`, and never two without requests between them."""
+"""The share of seats below which audits run beside requests: the share of answers that was asked
+for, or one in `OFTEN`."""
+BURST = 4.0
+"""Most of these that may follow one another."""
 LOOK = 0.05
 """Seconds between two looks at whether requests have come."""
 OFTEN = 60.0
 """Seconds after which the next answer is audited whatever the share."""
-MOST, OLDEST = 64, 600.0
-"""Answers that wait to be audited, and for how many seconds."""
+MOST = 64
+"""Answers that wait to be audited."""
 SHORT = 0.6
 """An answer is suspect whose AL is below this share of the mean."""
 TAIL, REPEATED = 8, 4
@@ -39,8 +41,8 @@ log = logging.getLogger("peagle.audit")
 
 
 class Auditor:
-    """Takes a share of the answers, suspects first, and judges that share while seats are free, and
-    the others while nothing else runs.
+    """Takes a share of the answers, suspects first, and judges as many beside requests, and the
+    others while nothing else runs.
 
     load: the share of seats taken; act: what is done after a finding, besides the log.
     """
@@ -56,68 +58,69 @@ class Auditor:
         self._llm, self._settings, self._metrics = llm, settings, metrics
         self._load, self._act = load, act
         self.bound = EXACT_BOUND if llm.llm.engine.facts.is_exact else BOUND
-        self._waiting: deque[tuple[float, Completion, AuditCase]] = deque()
+        self._waiting: deque[tuple[Completion, AuditCase]] = deque()
         self._usual_length = 0.0
         self._busy_at = time.monotonic()
         """When there were requests last."""
         self._credit = 0.0
-        """Up to 1, from where an audit may run beside requests."""
+        """How many audits may run beside requests."""
 
     def offer(self, request: Prepared, done: Completion) -> None:
         """Take an answer that has been served, or leave it."""
         suspect = self._is_suspect(done)
-        often = self._metrics.since_audit(done.replica) > OFTEN and not self._waiting
-        self._credit = min(self._credit + max(self._settings.audit, often), 1.0)
-        if not (suspect or often or random.random() < self._settings.audit):
+        overdue = self._metrics.since_audit(done.replica) > OFTEN
+        self._credit = min(self._credit + max(self._settings.audit, overdue), BURST)
+        if not (suspect or overdue or random.random() < self._settings.audit):
             return
         if (case := AuditCase.of(request, done)) is None:
             self._count("skipped", done)
             return
-        self._waiting.append((time.monotonic(), done, case))
+        self._waiting.append((done, case))
         if suspect:
             self._waiting.rotate(1)
         if len(self._waiting) > MOST:
-            _, lost, _ = self._waiting.pop()
-            self._count("dropped", lost)
+            self._count("dropped", self._waiting.pop()[0])
 
     async def run(self) -> None:
         """Audit for ever, after a test of this itself."""
         try:
             await self._test_itself()
             while True:
-                while not (self._may_run(begins=True) and self._waiting):
+                while not (self._may_begin() and self._waiting):
                     await asyncio.sleep(LOOK)
-                arrived, done, case = self._waiting.popleft()
-                if time.monotonic() - arrived > OLDEST:
-                    self._count("dropped", done)
-                elif not await self._audit(done, case):
-                    self._waiting.append((arrived, done, case))
+                done, case = self._waiting.popleft()
+                if not await self._audit(done, case):
+                    self._waiting.append((done, case))
         except EngineClosedError:
             pass
         except Exception:
             log.exception("audits end: this one failed")
 
-    def _may_run(self, begins: bool = False) -> bool:
-        """Whether an audit is in no request's way. One that begins needs more than a moment."""
+    def _may_begin(self) -> bool:
+        """Whether an audit would be in no request's way."""
         load, now = self._load(), time.monotonic()
         if load:
             self._busy_at = now
-        free = not load and (not begins or now - self._busy_at >= IDLE)
-        return free or (load < BUSY and self._credit >= 1)
+            return load < BUSY and self._credit >= 1
+        return now - self._busy_at >= IDLE
 
     async def _unless_disturbed(self, case: AuditCase) -> Finding | None:
-        """Judge a case, but give way to requests, and then return None.
+        """Judge a case, but give way to requests that it may not run beside, and then return None.
 
         Raises `InputError` where an engine that ends takes it with it.
         """
-        work, beside = asyncio.ensure_future(self._llm.complete(case.scoring)), False
+        work, paid = asyncio.ensure_future(self._llm.complete(case.scoring)), False
         try:
-            while not work.done() and self._may_run():
-                beside = beside or self._load() > 0
+            while not work.done():
+                if (load := self._load()) and not paid:
+                    paid = self._credit >= 1
+                    self._credit -= paid
+                if load and (load >= BUSY or not paid):
+                    self._credit += paid
+                    return None
                 await asyncio.wait([work], timeout=LOOK)
-            return case.judge(work.result(), self.bound) if work.done() else None
+            return case.judge(work.result(), self.bound)
         finally:
-            self._credit -= beside
             work.cancel()
             with contextlib.suppress(asyncio.CancelledError, InputError):
                 await work

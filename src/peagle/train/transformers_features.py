@@ -20,8 +20,8 @@ LEAK, SAME, LINEAR = 1e-5, 1e-3, 1e-4
 """Largest relative difference of states after another document, of states packed and alone, and of
 logits from the head's."""
 LONG = 4096
-"""Tokens of a row from which its documents are faster alone: transformers masks what they must not
-see of each other, over the square of a row's length."""
+"""Tokens of a pass from which its documents run alone: transformers masks what they must not see of
+each other, over the square of a pass's length."""
 ROUNDINGS = 8
 """Roundings of the run's dtype that kernels may differ by, if that is more."""
 
@@ -115,7 +115,11 @@ def proved(
     except (RuntimeError, TypeError, ValueError):  # some take no positions
         leak = apart = float("inf")
     source.packed = leak <= LEAK and apart <= max(SAME, ROUNDINGS * rounding)
-    way = "documents share rows" if source.packed else "each document has a row of its own"
+    way = (
+        f"documents share rows under {LONG} tokens"
+        if source.packed
+        else "each document has a row of its own"
+    )
     tell(f"features by transformers: {way} (packed, states differ by {max(leak, apart):.0e})")
     return source
 

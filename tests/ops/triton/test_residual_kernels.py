@@ -17,7 +17,7 @@ def _seed() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 5, 17, 40])
-@pytest.mark.parametrize(("depth", "outputs"), [(256, 96), (48, 48)])
+@pytest.mark.parametrize(("depth", "outputs"), [(256, 96), (48, 48), (400, 96)])
 def test_products_equal_norm_product_and_addition(
     device: torch.device, rows: int, depth: int, outputs: int
 ) -> None:

@@ -9,7 +9,7 @@ from peagle.ops.products.few_rows import covers
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Product
 from peagle.ops.triton import kernels
-from peagle.ops.weight import FP8, QuantizedWeight
+from peagle.ops.weight import FP8
 
 FEW = 512
 """Rows up to which weights are widened in registers, again for each tile of rows."""
@@ -22,10 +22,8 @@ class Widened(CuBLAS):
     """Weights of few bits, by cuBLAS."""
 
     def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
-        weight = layer.weight
-        if not isinstance(weight, QuantizedWeight) or product.rows <= FEW:
-            return False
-        return weight.format != FP8 or covers(weight)
+        covered = product.format != FP8.name or covers(layer.weight)
+        return product.rows > FEW and not product.dense and covered
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         weight, (outputs, depth) = layer.weight, layer.weight.shape

@@ -3,8 +3,8 @@
 The weight is the left operand, so that a tile is [lines, rows]: a tensor core's instruction wants
 16 or 64 lines of its left operand and as few as 8 of its right one, and the left one may come from
 registers, where the numbers are widened (`weights`). How the depth is divided follows from the
-weight alone, so that a row's sums do not depend on the number of rows. A tile of gates has as many
-lines of what they gate behind them.
+weight alone, so that a row's sums do not depend on the number of rows; FP4 has two steps, for few
+rows and for more. A tile of gates has as many lines of what they gate behind them.
 
 A row's result is then the same to the last bit among any number of rows, which `batch_invariant`
 asks of tensors, too: there, where rows are many, a program takes all parts of the depth one after
@@ -49,7 +49,8 @@ LINES, DEPTH = 64, 128
 STEP_BYTES = 256
 """Most bytes of a tensor's line in a step."""
 FP4_DEPTH = 256
-"""Inputs of a step of four bits each, as experts' programs read them where pairs are few."""
+"""Inputs of a step of four bits each where rows are as few as fill a tile: more rows take the room
+of other programs, and registers, so that products wait for each other."""
 LEAST_DEPTH = 1024
 """The least depth of the weight for a program whose tile is shared."""
 RESIDENT = 3
@@ -67,8 +68,6 @@ AHEAD = tl.constexpr(4)
 """Steps of which a program asks for the weight while the kernel before it still ends."""
 MOST_ROWS = 128
 """Most rows of a program; more are divided among programs."""
-FUSED_ROWS = 64
-"""Most rows whose sums of squares a product leaves for the next one."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ def step_bytes(height: int, step: int, x: Tensor, bits: int = 8) -> int:
 
 
 def division_of(call: ProductCall) -> Division:
-    """How a call is divided: by its weight alone, except for few rows of a tensor."""
+    """How a call is divided: by its weight alone, except for few rows of a tensor or in FP4."""
     x, weight, (rows, depth) = call.x, call.weight, call.x.shape
     if isinstance(weight, Tensor) and not call.fixed:
         gated = call.epilogue is Epilogue.GATE
@@ -185,7 +184,8 @@ def division_of(call: ProductCall) -> Division:
         how = tile.stages, tile.warps, tile.overlaps
         return Division(lines, tile.depth, padded(rows), tile.splits, False, *how)
     bits = bits_of(weight)
-    step = step_of(weight, FP4_DEPTH if bits == 4 else DEPTH)
+    few = bits == 4 and (call.fixed or padded(rows) == padded(1))
+    step = step_of(weight, FP4_DEPTH if few else DEPTH)
     processors, height = multiprocessors(x), height_for(rows, step, x, bits)
     splits = splits_of(len(weight), depth, processors, max(step, DEPTH))
     apart = rows > height and isinstance(weight, Tensor)

@@ -9,13 +9,7 @@ from dataclasses import dataclass, replace
 import triton
 from torch import Tensor
 
-from peagle.ops.products.product import Product
 from peagle.ops.triton.launch import shared_memory
-
-MOST_ROWS = 64
-"""The most rows for which there is a tile; cuBLAS multiplies more."""
-SHALLOWEST = 16
-"""A product's depth must be a multiple of this number."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +51,6 @@ settled for the next attention (`attend_product`)."""
 def padded(rows: int) -> int:
     """Rows of a product's tile."""
     return max(16, triton.next_power_of_2(rows))
-
-
-def takes(product: Product) -> bool:
-    """Whether a tile beats cuBLAS for a product."""
-    return product.rows <= MOST_ROWS and product.depth % SHALLOWEST == 0
 
 
 def tile_of(x: Tensor, outputs: int, gated: bool) -> Tile:
