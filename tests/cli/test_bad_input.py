@@ -183,8 +183,14 @@ def test_stdin_that_is_not_text(refused, pair, monkeypatch):
         (["--methods", "none,medusa"], "'medusa' is none of none, ngram, eagle3, peagle"),
         (["--prompts", "{bad}/prompts.jsonl"], "prompts.jsonl:2: not JSON"),
         (["--peagle", "{bad}/nan"], "NaN or infinite"),
-        (["--peagle", "{pair.eagle3}"], "its kind is EAGLE-3, not P-EAGLE; give it as --eagle3"),
-        (["--eagle3", "{pair.peagle}"], "its kind is P-EAGLE, not EAGLE-3; give it as --peagle"),
+        (
+            ["--peagle", "{pair.eagle3}"],
+            "not P-EAGLE; give it as parallel_drafting false, and to bench --eagle3",
+        ),
+        (
+            ["--eagle3", "{pair.peagle}"],
+            "not EAGLE-3; give it as parallel_drafting true, and to bench --peagle",
+        ),
         (["--target", "{bad}/truncated"], "damaged or cut short"),
     ],
 )

@@ -1,3 +1,4 @@
+import json
 import shutil
 
 from safetensors.torch import load_file, save_file
@@ -52,6 +53,13 @@ def test_a_target_that_would_not_load_is_told_as_well(peagle, pair, tmp_path):
     assert "has no usable tokenizer" in tokenizer
     assert "generation_config.json: eos_token_id 0 must be a token id" in ends
     assert "generation_config.json: top_p: " in sampling
+
+
+def test_what_is_no_dflash_head_is_not_sound_as_one(peagle, pair):
+    asked = json.dumps({"method": "dflash", "model": str(pair.peagle)})
+    result = peagle("check", "--speculative-config", asked, "--target", pair.target)
+    assert result.code == 2
+    assert "its kind is P-EAGLE, not DFlash" in result.err
 
 
 def test_a_lookup_is_told_and_checked(peagle, pair):

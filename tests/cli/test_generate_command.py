@@ -127,6 +127,11 @@ def test_the_speed_line_tells_what_the_drafter_did(generate, pair):
     assert "\x1b" not in result.out + result.err
 
 
+def test_stdin_that_is_closed_is_an_empty_prompt(generate, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    assert "empty" in generate("--prompt", "-").err
+
+
 def test_prompts_come_from_options_stdin_and_files(generate, tmp_path, monkeypatch):
     (tmp_path / "more.txt").write_text("third\nfourth\n")
     stdin = io.TextIOWrapper(io.BytesIO("zwölf\n".encode()))

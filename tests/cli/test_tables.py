@@ -41,6 +41,12 @@ def test_headings_break_where_they_do_not_fit():
     assert not any("acceptance length" in line for line in broken)
 
 
+@pytest.mark.parametrize("columns", [20, 40, 60])
+def test_no_number_is_broken_in_a_terminal_that_is_too_narrow(columns):
+    lines = printed(wide_table(), columns)
+    assert [line.split() for line in lines if "P-EAGLE" in line] == [ROW]
+
+
 def test_a_long_text_is_folded_in_its_own_column():
     table = Table.grid(padding=(0, 2))
     table.add_row("directory", "a/" * 40)

@@ -36,6 +36,12 @@ def test_lines_are_there_as_soon_as_they_are_written(tmp_path: Path):
     }
 
 
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+def test_answers_do_not_go_to_a_stream(name: str):
+    with pytest.raises(InputError, match=f"^{name}: answers go to a plain file"):
+        Output(Path(name), BY, with_ids=False)
+
+
 @pytest.mark.parametrize("torn", ["", '{"sour', json.dumps(line("f2")), "\udcff"])
 def test_a_file_is_continued_without_its_torn_last_line(tmp_path: Path, torn: str):
     path = tmp_path / "out.jsonl"

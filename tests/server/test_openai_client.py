@@ -70,7 +70,8 @@ def test_no_more_tokens_are_predicted_than_there_are(client: OpenAI):
     """A cycle may have accepted more than the limit leaves."""
     for prompt in (PROMPT, "x = 1\n" * 7 + "x ="):
         usage = complete(client, prompt=prompt, max_tokens=2, temperature=0).usage
-        assert usage.completion_tokens_details.accepted_prediction_tokens <= 2
+        # the first token is no draft
+        assert usage.completion_tokens_details.accepted_prediction_tokens <= 1
 
 
 def test_completion_takes_16_tokens_by_default(client: OpenAI):

@@ -123,6 +123,14 @@ def test_a_body_that_does_not_say_it_is_json_is_refused(server: Running, path: s
     assert "Content-Type: application/json" in found["error"]["message"]
 
 
+def test_a_body_in_another_coding_is_refused_by_its_name(server: Running):
+    status, _, found = ask(
+        server, "/v1/completions", {"prompt": PROMPT}, **{"Content-Encoding": "br"}
+    )
+    assert status == 400
+    assert "must be plain JSON" in found["error"]["message"]
+
+
 def test_a_client_that_leaves_frees_its_blocks_at_once(
     server: Running, caplog: pytest.LogCaptureFixture
 ):

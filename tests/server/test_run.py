@@ -281,13 +281,19 @@ def test_bad_flags_end_in_one_line(flags: list[str], words: str, port: int):
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_file_that_is_no_template_ends_it_at_once(port: int, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{{ messages }}\n{% if %}", "line 2: Expected an expression"), ("\n", "it is empty")],
+)
+def test_a_file_that_is_no_template_ends_it_at_once(
+    port: int, tmp_path: Path, text: str, words: str
+):
     file = tmp_path / "bad.jinja"
-    file.write_text("{{ messages }}\n{% if %}")
+    file.write_text(text)
     failed = Process(port, "--chat-template", str(file))
     _, errors = failed.process.communicate(timeout=PATIENCE)
     assert failed.process.returncode == 2
-    assert f"--chat-template {file}: line 2: Expected an expression" in errors.splitlines()[-1]
+    assert f"--chat-template {file}: {words}" in errors.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -349,23 +355,29 @@ def test_a_json_log_begins_with_json(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("engine", ["peagle", "vllm"])
 @pytest.mark.parametrize("value", ["", " \n"])
+@pytest.mark.parametrize("name", ["PEAGLE_API_KEY", "VLLM_API_KEY"])
 def test_a_key_of_nothing_does_not_let_everyone_in(
-    engine: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    engine: str,
+    name: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
-    monkeypatch.setenv("PEAGLE_API_KEY", value)
+    monkeypatch.setenv(name, value)
     monkeypatch.setattr("peagle.server.run.bind", lambda *_: pytest.fail("it lets everyone in"))
     monkeypatch.setattr("peagle.server.vllm.become", lambda *_: pytest.fail("so does vLLM"))
     assert main(["serve", "--engine", engine]) == 2
-    assert "PEAGLE_API_KEY is empty; give a key" in capsys.readouterr().err
+    assert f"{name} is empty; give a key" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["PEAGLE_API_KEY", "VLLM_API_KEY"])
 @pytest.mark.parametrize(("flags", "keys"), [([], ("a b",)), (["--api-key", "c"], ("c",))])
 def test_a_variable_holds_one_key(
-    flags: list[str], keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    flags: list[str], keys: tuple[str, ...], name: str, monkeypatch: pytest.MonkeyPatch
 ):
     """The flag takes precedence."""
     given: list[ServerSettings] = []
-    monkeypatch.setenv("PEAGLE_API_KEY", "a b\n")
+    monkeypatch.setenv(name, "a b\n")
     monkeypatch.setattr("peagle.async_llm.AsyncLLM", lambda _: None)
     monkeypatch.setattr("peagle.server.run.end_on_sigterm", lambda: None)
     monkeypatch.setattr("peagle.server.run.serve", lambda llm, settings, *_: given.append(settings))

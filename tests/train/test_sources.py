@@ -104,8 +104,8 @@ class TestDatasets:
         table, lines = tmp_path / "a.parquet", tmp_path / "a.jsonl"
         parquet.write_table(pa.Table.from_pylist(rows), table)
         lines.write_text("\n".join(map(json.dumps, rows)))
-        for source in (table, lines):
-            assert [record for _, record in read_records([f"hf:{source}"])] == rows
+        for source in (f"hf:{table}", f"hf:{lines}", str(table)):
+            assert [record for _, record in read_records([source])] == rows
 
     def test_times_are_text(self, tmp_path: Path):
         table = pa.Table.from_pylist([{"turns": [{"at": datetime(2026, 1, 2, 3)}]}])

@@ -113,7 +113,7 @@ def _drafter(
 ) -> tuple[dict[str, str], list[str]]:
     """Facts and problems of the drafter; those of a target that is to do without one."""
     from peagle.drafters.diagnosis import diagnose, diagnose_mtp
-    from peagle.drafters.kind import MTP, kind_asked
+    from peagle.drafters.kind import DFLASH, MTP, kind_asked
     from peagle.models.families import read_spec
     from peagle.models.weights import model_directory
 
@@ -132,7 +132,8 @@ def _drafter(
     if speculation.method == MTP.method:
         found = diagnose_mtp(place, target)
     else:
-        found = diagnose(place, target, kind_asked(speculation.parallel_drafting))
+        asked = kind_asked(speculation.parallel_drafting)
+        found = diagnose(place, target, DFLASH if speculation.method == DFLASH.method else asked)
     facts = {"directory": str(place), **found.facts}
     return facts, [*found.problems, *_too_many(speculation.num_speculative_tokens, found)]
 

@@ -117,7 +117,7 @@ def _read_prompts(asked: Asked, target: str | None) -> "list[Prompt]":
 
 def _read_stdin() -> str:
     try:
-        return sys.stdin.buffer.read().decode()
+        return sys.stdin.buffer.read().decode() if sys.stdin else ""  # it may be closed
     except UnicodeDecodeError as error:
         raise InputError(f"stdin is not valid UTF-8 at byte {error.start}") from None
 

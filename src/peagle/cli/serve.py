@@ -26,6 +26,7 @@ from peagle.cli.vllm_command import Command, read_command
 from peagle.config import ChatConfig, EngineConfig
 from peagle.configuration import PositiveInt, parse_json_option
 from peagle.errors import InputError, lacking, reason
+from peagle.files import read_yaml
 from peagle.pair import bundled, or_bundled
 from peagle.server import sagemaker
 from peagle.server.settings import ServerSettings
@@ -49,19 +50,13 @@ Server = Annotated[dict[str, Any], fields(ServerSettings, SETTINGS)]
 Readers = Annotated[dict[str, Any], fields(ChatConfig, "tool_call_parser reasoning_parser")]
 SEED_BITS = 62
 """Bits of a seed that is drawn, which leaves room for as many requests."""
-KEY = "PEAGLE_API_KEY"
+KEYS = "PEAGLE_API_KEY", "VLLM_API_KEY"
 VLLM_KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 """vLLM's variable for what it has no flag for."""
 KEEP = ("--target", "--drafter", "--k", "--speculative-config", "--engine")
 """Flags that vLLM gets in another form, or not at all."""
-DRAFTERS = {
-    "gpt-oss-20b": "amazon/gpt-oss-20b-p-eagle",
-    "gpt-oss-120b": "amazon/gpt-oss-120b-p-eagle",
-    "qwen3-coder-30b-a3b-instruct": "amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE",
-    "qwen3-8b": "RedHatAI/Qwen3-8B-speculator.peagle",
-    "llama-3.1-8b-instruct": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
-}
-"""Published drafters, by what their targets' names hold."""
+DRAFTERS = Path(__file__).with_name("published_drafters.yaml")
+"""Published drafters, by what their targets' names hold, the first that fits."""
 LOOKUP = '{"method": "ngram", "num_speculative_tokens": 8}'
 log = logging.getLogger("peagle.server")
 
@@ -221,18 +216,19 @@ def _pair(
 
 def _would_draft(target: str) -> str:
     """What would draft for a target."""
-    for name, drafter in DRAFTERS.items():
+    for name, drafter in read_yaml(DRAFTERS).items():
         if name in target.lower():
             return f"--drafter {drafter} drafts for it"
     return f"--drafter DRAFTER drafts, or without any --speculative-config '{LOOKUP}'"
 
 
 def _key_of(environment: Mapping[str, str]) -> str | None:
-    """The key in the environment variable, hidden from other users; the whole value is one key."""
-    key = environment.get(KEY)
-    if key is not None and not key.strip():
-        raise InputError(f"{KEY} is empty; give a key, or unset it to let everyone in")
-    return key and key.strip()
+    """The key in an environment variable, hidden from other users; the whole value is one key."""
+    name = next((name for name in KEYS if name in environment), "")
+    key = environment.get(name, "").strip()
+    if name and not key:
+        raise InputError(f"{name} is empty; give a key, or unset it to let everyone in")
+    return key or None
 
 
 def _announce(

@@ -7,6 +7,8 @@ from rich.measure import Measurement, measure_renderables
 from rich.table import Table
 
 ENDLESS = 10_000
+LEAST = 10
+"""Characters that no column is folded under: numbers stay whole, and the table gets too wide."""
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -23,7 +25,7 @@ def print_table(console: Console, table: Table) -> None:
     spare = width - frame - sum(widths)
     if spare < 0:
         longest = widths.index(max(widths))
-        widths[longest] = max(1, widths[longest] + spare)
+        widths[longest] = max(min(LEAST, widths[longest]), widths[longest] + spare)
     for column, size, least in zip(table.columns, sizes, widths, strict=True):
         more = min(max(spare, 0), size.maximum - size.minimum)
         column.width, column.overflow = least + more, "fold"

@@ -179,11 +179,10 @@ def kind_problems(
     config: DrafterConfig,
     tensors: Mapping[str, Tensor],
     kind: Kind | None,
-    way: str = "set parallel_drafting to {0.asked}",
 ) -> list[str]:
     """What is wrong if the files are not of the kind that they are to run as, or of none whole.
 
-    kind: None: whatever they are. way: how the user says what a kind runs as.
+    kind: None: whatever they are.
     """
     if MASK_HIDDEN in tensors and config.kind is not PEAGLE:
         return [f"it has {MASK_HIDDEN}: {NO_MASK_TOKEN}"]
@@ -193,7 +192,8 @@ def kind_problems(
             f"{MASK_HIDDEN}; export it again"
         ]
     if kind not in (None, config.kind):
-        return [f"its kind is {config.kind.name}, not {kind.name}; {way.format(config.kind)}"]
+        own = f"its kind is {config.kind.name}, not {kind.name}; give it as"
+        return [f"{own} parallel_drafting {config.kind.asked}, and to bench --{config.kind.method}"]
     return []
 
 

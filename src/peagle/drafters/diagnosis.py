@@ -92,7 +92,7 @@ def diagnose(directory: Path, target: Path | None = None, kind: Kind | None = No
     if config is None:
         return Diagnosis(_weight_facts(tensors), tuple(problems), None)
     if tensors:
-        problems += kind_problems(config, tensors, kind, "give it as --{0.method}")
+        problems += kind_problems(config, tensors, kind)
     shape = shape or _implied_target(config)
     problems += config_problems(config, shape)
     if tensors:

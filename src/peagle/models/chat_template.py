@@ -81,6 +81,8 @@ def check_syntax(template: str) -> None:
     from jinja2 import TemplateSyntaxError
     from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
 
+    if not template.strip():
+        raise InputError("it is empty")
     try:
         render_jinja_template([[]], chat_template=template)
     except TemplateSyntaxError as error:
@@ -311,9 +313,7 @@ def _arguments(given: Any, source: str) -> Any:
     is_object = isinstance(found, dict)
     if shows_arguments(source, True) and not (is_object and shows_arguments(source, False)):
         return given if is_text else json.dumps(given, ensure_ascii=False)
-    if is_object:
-        return found
-    return readable_object(given) if is_text else {}
+    return found if is_object else readable_object(given) if is_text else {}
 
 
 def _instructions_first(turns: list[Turn], source: str) -> list[Turn]:

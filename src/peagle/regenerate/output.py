@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from peagle.errors import InputError
+from peagle.errors import InputError, reason
 
+STREAMS = "-", "/dev/stdout", "/dev/stderr"
 BEGINNING = '{"source": "'
 """How every line of an output begins."""
 
@@ -56,8 +57,8 @@ class Output:
     def __init__(
         self, path: Path, by: str, with_ids: bool, variables: Mapping[str, Any] | None = None
     ) -> None:
-        if path.suffix == ".gz":
-            raise InputError(f"{path}: answers are not compressed; leave out .gz")
+        if path.suffix == ".gz" or str(path) in STREAMS:
+            raise InputError(f"{path}: answers go to a plain file, from which a run goes on")
         self._path, self._by, self._with_ids = path, by, with_ids
         self._told = {"by": by, **({"chat_template_kwargs": variables} if variables else {})}
         lines = read_lines(path, BEGINNING)
@@ -101,4 +102,4 @@ def _parsed(line: bytes) -> Any:
 
 
 def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path} cannot be written: {error.strerror}")
+    return InputError(f"{path} cannot be written: {reason(error)}")

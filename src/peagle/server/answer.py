@@ -145,11 +145,13 @@ def usage(job: Job, done: Sequence[Completion]) -> Json:
     cached = sum(completion.cached_tokens for completion in done[:: job.n])
     written = sum(len(completion.token_ids) for completion in done)
     did = DraftTotals.pooled([completion.speculation for completion in done])
+    # the first token is nobody's draft, and drafts behind the last one are not in the answer
+    kept = (min(one.speculation.accepted, max(len(one.token_ids) - 1, 0)) for one in done)
     return {
         **_counts(job.prompt_tokens, written),
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": min(did.accepted, written),
+            "accepted_prediction_tokens": sum(kept),
             "rejected_prediction_tokens": did.drafted - did.accepted,
             "reasoning_tokens": sum(one.sections.count("reasoning") for one in done),
         },

@@ -36,8 +36,9 @@ class BodyRoute(APIRoute):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Parse the body into its model, call the endpoint, and send what it returns."""
         request = Request(scope, receive, send)
-        if not is_json(request.headers.get("content-type", "")):
-            raise APIError(400, "the body must be JSON, with Content-Type: application/json")
+        coded = "content-encoding" in request.headers
+        if coded or not is_json(request.headers.get("content-type", "")):
+            raise APIError(400, "the body must be plain JSON, with Content-Type: application/json")
         answered = None
         with contextlib.suppress(ClientDisconnect):
             data = await request.body()

@@ -177,9 +177,7 @@ def _is_deeper(value: Any, most: int) -> bool:
 
 
 def _children(value: Any) -> Collection[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _stop_strings(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:

@@ -25,7 +25,8 @@ def read_records(sources: Sequence[str]) -> Iterator[Record]:
     Raises `InputError` naming the source and the line that cannot be read.
     """
     for source in sources:
-        yield from _read_dataset(source) if source.startswith(DATASET) else _read_file(source)
+        rows = source.startswith(DATASET) or source.endswith(".parquet")
+        yield from _read_dataset(source) if rows else _read_file(source)
 
 
 def _read_file(path: str) -> Iterator[Record]:
