@@ -31,7 +31,7 @@ def test_drafters_are_checked_together(pair):
     assert len(warnings) == 2
     assert "K = 9 is beyond the 8 tokens" in warnings[0]
     swapped = Pair(str(pair.target), {"eagle3": str(pair.peagle), "peagle": str(pair.eagle3)})
-    with pytest.raises(InputError, match=r"bench --peagle; .*bench --eagle3"):
+    with pytest.raises(InputError, match=r"takes it as --peagle; .*takes it as --eagle3"):
         swapped.examine()
 
 

@@ -185,11 +185,11 @@ def test_stdin_that_is_not_text(refused, pair, monkeypatch):
         (["--peagle", "{bad}/nan"], "NaN or infinite"),
         (
             ["--peagle", "{pair.eagle3}"],
-            "not P-EAGLE; give it as parallel_drafting false, and to bench --eagle3",
+            "not P-EAGLE; set parallel_drafting to false; bench takes it as --eagle3",
         ),
         (
             ["--eagle3", "{pair.peagle}"],
-            "not EAGLE-3; give it as parallel_drafting true, and to bench --peagle",
+            "not EAGLE-3; set parallel_drafting to true; bench takes it as --peagle",
         ),
         (["--target", "{bad}/truncated"], "damaged or cut short"),
     ],

@@ -215,7 +215,7 @@ def test_the_method_it_is_to_run_as_is_compared(peagle, target, kind, complaint)
     problems = diagnose(peagle, target, kind).problems
     assert len(problems) == (complaint is not None)
     assert all(complaint in problem for problem in problems)
-    assert all(problem.endswith(" and to bench --peagle") for problem in problems)
+    assert all(problem.endswith("; bench takes it as --peagle") for problem in problems)
 
 
 def test_hundreds_of_broken_tensors_are_a_few_and_a_count(peagle):

@@ -192,8 +192,8 @@ def kind_problems(
             f"{MASK_HIDDEN}; export it again"
         ]
     if kind not in (None, config.kind):
-        own = f"its kind is {config.kind.name}, not {kind.name}; give it as"
-        return [f"{own} parallel_drafting {config.kind.asked}, and to bench --{config.kind.method}"]
+        own, way = config.kind, f"its kind is {config.kind.name}, not {kind.name};"
+        return [f"{way} set parallel_drafting to {own.asked}; bench takes it as --{own.method}"]
     return []
 
 
