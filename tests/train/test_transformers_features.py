@@ -12,6 +12,7 @@ from torch import Tensor
 
 from peagle.errors import InputError
 from peagle.models.foreign import ends_of, load_foreign, read_foreign_spec
+from peagle.train import transformers_features
 from peagle.train.packing import Document, pack
 from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
@@ -77,12 +78,26 @@ def test_qwen3_learns_the_same_from_both(recipe_for, tmp_path: Path, monkeypatch
     torch.testing.assert_close(alone, own, atol=1e-5, rtol=0)
 
 
-def test_rows_of_documents_are_those_of_each_alone(tmp_path: Path):
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_of_documents_are_those_of_each_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+):
+    """Also of a pass that is too long to pack."""
+    monkeypatch.setattr(transformers_features, "LONG", 64)
     model, _ = load("cohere2", tmp_path)
+    decoder = model.model.forward
+    lengths: list[int] = []
+
+    def noted(*given: Any, input_ids: Tensor, **named: Any) -> Any:
+        lengths.append(input_ids.shape[1])
+        return decoder(*given, input_ids=input_ids, **named)
+
+    monkeypatch.setattr(model.model, "forward", noted)
     tokens = [(3 * i + i * i) % tiny.VOCAB for i in range(60)]
     documents = [Document.answered(tokens[:n], 2) for n in (9, 30, 14)]
     batch = pack(documents, 60).batch(torch.arange(1)).padded(64)
-    features = TransformersFeatures(model, (0, 2, 4))("training", torch.arange(1), batch)
+    features = TransformersFeatures(model, (0, 2, 4), packed)("training", torch.arange(1), batch)
+    assert max(lengths) == 30
     start = 0
     for document in documents:
         ids = torch.tensor([document.tokens])
