@@ -16,9 +16,10 @@ from pathlib import Path
 
 from httpx2 import URL
 
-from peagle.bench.http import HttpSession, server_url
+from peagle.bench.http import HttpSession
 from peagle.bench.server_metrics import samples
 from peagle.errors import InputError
+from peagle.server_url import server_url
 
 HOST = "127.0.0.1"
 START_SECONDS, END_SECONDS, STEP = 120.0, 60.0, 0.2

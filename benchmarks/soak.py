@@ -38,10 +38,11 @@ import numpy as np
 import typer
 from httpx2 import URL
 
-from peagle.bench.http import HttpSession, Reply, server_url
+from peagle.bench.http import HttpSession, Reply
 from peagle.cli.script import run
 from peagle.errors import InputError
 from peagle.pair import bundled
+from peagle.server_url import server_url
 from peers import card
 from records.measuring import begun, written
 from records.result import Result, Row

@@ -223,9 +223,10 @@ def test_refusals(
     assert not pauses
 
 
-def test_what_is_no_url():
-    with pytest.raises(InputError, match="endpoint localhost:8000 is not a URL; give one such as"):
-        ask("localhost:8000")
+@pytest.mark.parametrize("url", ["localhost:8000", "http://localhost:abc/v1"])
+def test_what_is_no_url(url: str):
+    with pytest.raises(InputError, match=f"endpoint {url} is not a URL; give one such as"):
+        ask(url)
 
 
 def test_how_long_a_server_asks_to_wait():

@@ -159,6 +159,8 @@ def test_a_server_without_hidden_states(server, targets, recipe_for):
         features.document((5, 9, 4))
     with pytest.raises(InputError, match="does not answer"):
         VllmFeatures(targets["easy"].decoder, lambda s: s, tiny.TAPS, "http://127.0.0.1:9/v1")
+    with pytest.raises(InputError, match="is no server's URL"):
+        VllmFeatures(targets["easy"].decoder, lambda s: s, tiny.TAPS, "http://localhost:abc")
 
 
 def test_speculators_directories_are_data_and_features(

@@ -7,26 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import msgspec
-from httpx2 import URL, InvalidURL
+from httpx2 import URL
 
-from peagle.errors import InputError
+from peagle.server_url import PORTS
 
 LONGEST_LINE = 1 << 20
-PORTS = {"http": 80, "https": 443}
 AT_ONCE = 0.1
 """Seconds within which a connection ends that its server had given up while it waited; one that
 ends later was at work."""
-
-
-def server_url(text: str) -> URL:
-    """The root of a server, whose URL may end with /v1. Raises `InputError` for what is no URL."""
-    try:
-        url = URL(text)
-    except InvalidURL:
-        url = URL("")
-    if url.scheme not in PORTS or not url.host:
-        raise InputError(f"{text} is no server's URL; give one such as http://localhost:8000")
-    return url.copy_with(path=url.path.rstrip("/").removesuffix("/v1"))
 
 
 class HttpSession:

@@ -8,7 +8,7 @@ from typing import Any
 
 from peagle.errors import InputError, reason
 from peagle.models.chat_template import render_chat
-from peagle.train.sources import DATASET, Record, read_records
+from peagle.train.sources import Record, read_records
 
 SETS = {"bundled": "prompts.jsonl", "chat": "chat.jsonl"}
 """The package's own, beside this file: beginnings of Python, and questions."""
@@ -114,10 +114,8 @@ def _prompts(path: str) -> Iterator[Prompt]:
 
 
 def _records(path: str) -> Iterable[Record]:
-    if path.endswith((".jsonl", ".jsonl.gz")):
+    if path.endswith((".jsonl", ".jsonl.gz", ".parquet")):
         return read_records([path])
-    if path.endswith(".parquet"):
-        return read_records([DATASET + path])
     if path.endswith(".txt"):
         return _lines(path)
     raise InputError(f"{path} is not named like a prompt file; give {FORMATS}, bundled or chat")

@@ -12,11 +12,12 @@ from typing import Any, Self
 
 from httpx2 import URL
 
-from peagle.bench.http import HttpSession, Reply, server_url
+from peagle.bench.http import HttpSession, Reply
 from peagle.bench.prompts import Prompt
 from peagle.bench.server_metrics import DraftCounts
 from peagle.config import SamplingParams
 from peagle.errors import InputError, reason
+from peagle.server_url import server_url
 
 SILENCE = 120.0
 """Seconds without a byte after which a request has failed."""

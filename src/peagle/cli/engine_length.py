@@ -59,19 +59,19 @@ def measure_server(url: str, prompts: Sequence[tuple[int, ...]]) -> float:
     """
     import httpx2
 
-    from peagle.bench.http import server_url
     from peagle.bench.server import authorized
     from peagle.bench.server_metrics import DraftCounts
+    from peagle.server_url import server_url
 
-    base = str(server_url(url)).rstrip("/")
+    root = server_url(url)
     try:
-        with httpx2.Client(timeout=SECONDS, headers=authorized()) as client:
-            model = client.get(f"{base}/v1/models").raise_for_status().json()["data"][0]["id"]
-            before = DraftCounts.read(client.get(f"{base}/metrics").text)
+        with httpx2.Client(timeout=SECONDS, headers=authorized(), base_url=root) as client:
+            model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
+            before = DraftCounts.read(client.get("/metrics").text)
             for prompt in prompts:
                 body = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
-                client.post(f"{base}/v1/completions", json=body).raise_for_status()
-            after = DraftCounts.read(client.get(f"{base}/metrics").text)
+                client.post("/v1/completions", json=body).raise_for_status()
+            after = DraftCounts.read(client.get("/metrics").text)
     except (httpx2.HTTPError, LookupError, TypeError, ValueError) as error:
         told = error.response.text if isinstance(error, httpx2.HTTPStatusError) else error
         raise InputError(f"{url} does not answer as vLLM does: {told}") from None

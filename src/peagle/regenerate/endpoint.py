@@ -10,6 +10,7 @@ import httpx2
 from peagle.config import SamplingParams
 from peagle.errors import InputError
 from peagle.regenerate.answers import NoAnswerError, Regeneration
+from peagle.server_url import server_url
 from peagle.train.samples import Message, Tools
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -39,8 +40,7 @@ async def open_endpoint(
 
     variables: of the chat template, for servers that take them, such as ours and vLLM.
     """
-    if not url.startswith(("http://", "https://")):
-        raise InputError(f"endpoint {url} is not a URL; give one such as http://localhost:8000/v1")
+    server_url(url, "endpoint {} is not a URL; give one such as http://localhost:8000/v1")
     client = httpx2.AsyncClient(
         headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),

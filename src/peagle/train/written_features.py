@@ -20,6 +20,7 @@ from torch import Tensor
 from peagle.errors import InputError
 from peagle.models.ends import Ends
 from peagle.models.weights import opened, read_tensor_file
+from peagle.server_url import server_url
 from peagle.train.digest import digest
 from peagle.train.features import Features, FeatureSource, Split, documents_in, placed
 from peagle.train.packing import Batch
@@ -80,7 +81,7 @@ class VllmFeatures(WrittenFeatures):
 
     def __init__(self, ends: Ends, finish: Finish, taps: tuple[int, ...], url: str) -> None:
         super().__init__(ends, finish, taps)
-        self._url = url.rstrip("/").removesuffix("/v1")
+        self._url = server_url(url)
         self._client = httpx2.Client(timeout=SECONDS, base_url=self._url)
         with self._answering():
             self._model = self._client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
