@@ -186,6 +186,36 @@ def test_an_audit_beyond_the_share_waits_until_no_request_has_come_for_a_while(
     asyncio.run(run())
 
 
+def test_requests_that_came_during_an_audit_put_the_next_one_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """They came beside the first one, which the share had earned."""
+    monkeypatch.setattr(audits.random, "random", lambda: 0.0)
+
+    async def run() -> None:
+        server = Server(tmp_path, share=0.5)
+        server.load = 0.5
+        complete, ends = server.llm.complete, [0.0]
+
+        async def slower(request: Prepared) -> Completion:
+            done = await complete(request)
+            await asyncio.sleep(0.5)
+            server.load, ends[0] = 0.0, time.monotonic()
+            return done
+
+        async with server.auditing():
+            for _ in range(2):
+                await server.answer()
+            monkeypatch.setattr(server.llm, "complete", slower)
+            await server.until(lambda: server.count("equal") == 1)
+            first = ends[0]
+            await server.until(lambda: server.count("equal") == 2)
+            assert ends[0] - first >= audits.IDLE - audits.LOOK
+        server.llm.close()
+
+    asyncio.run(run())
+
+
 def test_a_finding_is_reported_though_requests_come_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -131,6 +131,11 @@ def test_a_body_in_another_coding_is_refused_by_its_name(server: Running):
     assert "must be plain JSON" in found["error"]["message"]
 
 
+def test_a_body_as_it_is_may_say_so(server: Running):
+    asked = {"prompt": PROMPT, "max_tokens": 1}
+    assert ask(server, "/v1/completions", asked, **{"Content-Encoding": "identity"})[0] == 200
+
+
 def test_a_client_that_leaves_frees_its_blocks_at_once(
     server: Running, caplog: pytest.LogCaptureFixture
 ):

@@ -86,7 +86,7 @@ class Auditor:
         try:
             await self._test_itself()
             while True:
-                while not (self._may_begin() and self._waiting):
+                while not (self._may_run(begins=True) and self._waiting):
                     await asyncio.sleep(LOOK)
                 done, case = self._waiting.popleft()
                 if not await self._audit(done, case):
@@ -96,29 +96,26 @@ class Auditor:
         except Exception:
             log.exception("audits end: this one failed")
 
-    def _may_begin(self) -> bool:
-        """Whether an audit would be in no request's way."""
+    def _may_run(self, begins: bool = False) -> bool:
+        """Whether an audit is in no request's way. One that begins needs more than a moment."""
         load, now = self._load(), time.monotonic()
         if load:
             self._busy_at = now
             return load < BUSY and self._credit >= 1
-        return now - self._busy_at >= IDLE
+        return not begins or now - self._busy_at >= IDLE
 
     async def _unless_disturbed(self, case: AuditCase) -> Finding | None:
         """Judge a case, but give way to requests that it may not run beside, and then return None.
 
         Raises `InputError` where an engine that ends takes it with it.
         """
-        work, paid = asyncio.ensure_future(self._llm.complete(case.scoring)), False
+        work, began = asyncio.ensure_future(self._llm.complete(case.scoring)), time.monotonic()
         try:
             while not work.done():
-                if (load := self._load()) and not paid:
-                    paid = self._credit >= 1
-                    self._credit -= paid
-                if load and (load >= BUSY or not paid):
-                    self._credit += paid
+                if not self._may_run():
                     return None
                 await asyncio.wait([work], timeout=LOOK)
+            self._credit -= self._busy_at >= began
             return case.judge(work.result(), self.bound)
         finally:
             work.cancel()

@@ -36,7 +36,7 @@ class BodyRoute(APIRoute):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Parse the body into its model, call the endpoint, and send what it returns."""
         request = Request(scope, receive, send)
-        coded = "content-encoding" in request.headers
+        coded = request.headers.get("content-encoding", "identity") != "identity"
         if coded or not is_json(request.headers.get("content-type", "")):
             raise APIError(400, "the body must be plain JSON, with Content-Type: application/json")
         answered = None
