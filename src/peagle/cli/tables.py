@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.measure import Measurement, measure_renderables
 from rich.table import Table
 
-ENDLESS = 10_000
-LEAST = 10
-"""Characters that no column is folded under: numbers stay whole, and the table gets too wide."""
+ENDLESS, LEAST = 10_000, 10
+"""Characters of a line without an end, and those that no column is folded under: numbers stay
+whole, and the table gets too wide."""
 
 
 def print_table(console: Console, table: Table) -> None:

@@ -89,17 +89,16 @@ def train(
 
     given, url = Recipe.load(recipe, flags.beside(overrides or [])), run.measure_url
     if url is not None:
-        from peagle.bench.http import server_url
+        from peagle.server_url import server_url
 
         server_url(url)  # before hours of training
     finished = url is not None and is_finished(Path(given.output))
-    helps = os.environ.get("RANK", "0") != "0"  # torchrun's; only the first rank prints
     if run.dry_run:
         print_plan(given)
-    elif helps and not finished:
-        _help_training(given)
-    elif not helps:
+    elif os.environ.get("RANK", "0") == "0":  # torchrun's; only the first rank prints
         (_measure if finished else _train)(given, tracking, url)
+    elif not finished:
+        _help_training(given)
 
 
 def _help_training(recipe: "Recipe") -> None:
@@ -121,7 +120,7 @@ def _measure(recipe: "Recipe", tracking: Tracking, url: str | None) -> None:
     directory = log_directory(recipe)
     with tracking.open(directory, recipe, recipe.steps) as trackers:
         log = TrainingLog(directory, recipe, recipe.steps, trackers)
-        if not _check_estimate(recipe, 0.0, prompts, log, console, url):
+        if not _check_estimate(recipe, None, prompts, log, console, url):
             raise typer.Exit(1)
 
 
@@ -172,14 +171,14 @@ def _run(trainer: "Trainer", log: "TrainingLog", console: Console, start: int) -
 
 def _check_estimate(
     recipe: "Recipe",
-    estimated: float,
+    estimated: float | None,
     prompts: "list[tuple[int, ...]]",
     log: "TrainingLog",
     console: Console,
     url: str | None,
 ) -> bool:
     """Show and log the AL of the best drafter in the engine, or at a server, or why there is none;
-    then judge it. Of a target that the engine does not run, the estimate is judged, if it is not 0.
+    then judge it. Of a target that the engine does not run, its estimate is judged, if any.
 
     Returns whether it was measured.
     """

@@ -8,7 +8,6 @@ from typing import Any
 
 from peagle.errors import InputError, reason
 
-STREAMS = "-", "/dev/stdout", "/dev/stderr"
 BEGINNING = '{"source": "'
 """How every line of an output begins."""
 
@@ -57,7 +56,7 @@ class Output:
     def __init__(
         self, path: Path, by: str, with_ids: bool, variables: Mapping[str, Any] | None = None
     ) -> None:
-        if path.suffix == ".gz" or str(path) in STREAMS:
+        if path.suffix == ".gz" or str(path) in ("-", "/dev/stdout", "/dev/stderr"):
             raise InputError(f"{path}: answers go to a plain file, from which a run goes on")
         self._path, self._by, self._with_ids = path, by, with_ids
         self._told = {"by": by, **({"chat_template_kwargs": variables} if variables else {})}

@@ -116,11 +116,8 @@ def proved(
     except (RuntimeError, TypeError, ValueError):  # some take no positions
         leak = apart = float("inf")
     source.packed = leak <= LEAK and apart <= max(SAME, ROUNDINGS * rounding)
-    way = (
-        f"documents share rows under {LONG} tokens"
-        if source.packed
-        else "each document has a row of its own"
-    )
+    alone = "each document has a row of its own"
+    way = f"documents share rows under {LONG} tokens" if source.packed else alone
     tell(f"features by transformers: {way} (packed, states differ by {max(leak, apart):.0e})")
     return source
 

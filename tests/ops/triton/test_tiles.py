@@ -3,6 +3,11 @@
 import pytest
 import torch
 
+from peagle.ops.linear import Linear
+from peagle.ops.products.few_rows import FewRows
+from peagle.ops.products.normed import Normed
+from peagle.ops.products.product import Product
+
 
 def test_behind_a_gate_everything_is_settled() -> None:
     from peagle.ops.triton.tiles import GATES
@@ -29,3 +34,13 @@ def test_wide_products_have_wide_tiles() -> None:
     x = torch.zeros(1, 4096, dtype=torch.bfloat16)
     assert tile_of(x, 4096, False).columns < tile_of(x, 6144, False).columns
     assert tile_of(x, 6144, False).columns < tile_of(x, 32000, False).columns
+
+
+def test_too_many_rows_and_odd_depths_are_left_to_cublas() -> None:
+    def takes(rows: int, depth: int) -> bool:
+        given = Normed(torch.zeros(rows, depth), None, 0.0)
+        return FewRows().takes(Product(rows, 48, depth, "float32"), given, Linear(depth, 48))
+
+    assert takes(64, 32)
+    assert not takes(65, 32)
+    assert not takes(1, 24)

@@ -10,16 +10,20 @@ from peagle.ops.products.product import Product
 from peagle.ops.triton import kernels
 from peagle.ops.weight import QuantizedWeight, Weight
 
-FEW = 64
-"""Rows up to which a tensor's tile (`ops.triton.tiles`) beats cuBLAS, and a product leaves its sums
-of squares for the next one."""
+MOST_ROWS, UNIT = 64, 16
+"""Rows up to which a tensor's tile (`ops.triton.tiles`) beats cuBLAS, where this number divides the
+depth, and a product leaves its sums of squares for the next one."""
 
 
 class FewRows(CuBLAS):
     """Those of tensors; where gated, no bias."""
 
     def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
-        return super().takes(product, x, layer) and product.rows <= FEW
+        return (
+            super().takes(product, x, layer)
+            and product.rows <= MOST_ROWS
+            and not product.depth % UNIT
+        )
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         return kernels("few_rows").linear(x.x, x.squares, x.eps, layer.weight, layer.bias)
@@ -43,7 +47,7 @@ class WeightOnly(FewRows):
         return (FewRows if layer.bias is None else CuBLAS).gated(self, x, layer)
 
     def add(self, x: Normed, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
-        return (FewRows if len(x.x) <= FEW else CuBLAS).add(self, x, layer, stream, norm)
+        return (FewRows if len(x.x) <= MOST_ROWS else CuBLAS).add(self, x, layer, stream, norm)
 
 
 class BatchInvariant(CuBLAS):

@@ -3,13 +3,13 @@
 The weight is the left operand, so that a tile is [lines, rows]: a tensor core's instruction wants
 16 or 64 lines of its left operand and as few as 8 of its right one, and the left one may come from
 registers, where the numbers are widened (`weights`). How the depth is divided follows from the
-weight alone, so that a row's sums do not depend on the number of rows; FP4 has two steps, for few
-rows and for more. A tile of gates has as many lines of what they gate behind them.
+weight alone, so that a row's result is the same to the last bit among any number of rows; FP4 alone
+has two steps, for few rows and for more. A tile of gates has as many lines of what they gate behind
+them.
 
-A row's result is then the same to the last bit among any number of rows, which `batch_invariant`
-asks of tensors, too: there, where rows are many, a program takes all parts of the depth one after
-the other, and adds them up in the same order. How their other products are divided `tiles` says,
-and where they beat cuBLAS.
+With `batch_invariant` FP4 has one step, and tensors are divided like other weights. Where rows are
+many, a program takes all parts of a tensor's depth one after the other, and adds them up in the
+same order. How other products of tensors are divided `tiles` says.
 """
 
 import functools

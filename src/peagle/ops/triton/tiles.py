@@ -60,6 +60,8 @@ def tile_of(x: Tensor, outputs: int, gated: bool) -> Tile:
     tile = (GATES if gated else tiles)[padded(len(x))]
     line = (padded(len(x)) + tile.columns * (1 + gated)) * x.element_size()
     while line * tile.depth * tile.stages > shared_memory(x):
-        few = tile.stages == 2
-        tile = replace(tile, depth=tile.depth // (1 + few), stages=tile.stages - (not few))
+        if tile.stages > 2:
+            tile = replace(tile, stages=tile.stages - 1)
+        else:
+            tile = replace(tile, depth=tile.depth // 2)
     return tile
