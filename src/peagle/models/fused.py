@@ -22,8 +22,9 @@ from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts
 from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
-from peagle.ops.residual import BlockWeights
+from peagle.ops.residual import Beside, BlockWeights
 from peagle.ops.swiglu import swiglu
+from peagle.ops.weight import dense
 
 AttendProduct = Callable[[int, Tensor, QKVSpec], Tensor]
 """(layer, its q, k, v product [rows, width], how to read it) -> [rows, heads * head_dim]."""
@@ -139,7 +140,8 @@ class FusedLayers:
             inner = mlp.gated(residual.linear(x, mlp.gate_up))
             stream, x = residual.add(inner, mlp.down, stream, norm)
         elif isinstance(mlp, SharedExperts):
-            stream, x = residual.add_mixture(x, mlp.experts, _with_shared(x, mlp, stream), norm)
+            beside = Beside(_through(mlp.shared, x), dense(mlp.shared_gate.weight), x)
+            stream, x = residual.add_mixture(x, mlp.experts, stream, norm, beside)
         else:
             stream, x = residual.add_mixture(x, mlp, stream, norm)
         return stream, x, None if following is None else residual.linear(x, following)
@@ -148,13 +150,6 @@ class FusedLayers:
 def _input(mixer: Attention | DeltaNet) -> Linear:
     """A mixer's first product."""
     return mixer.qkv if isinstance(mixer, Attention) else mixer.qkvz
-
-
-def _with_shared(x: Normed, experts: SharedExperts, stream: Tensor) -> Tensor:
-    """The stream, and what the MLP beside experts adds to it: [rows, hidden_size]."""
-    inner = residual.gated(x, experts.shared.gate_up)
-    added = residual.linear(Normed(inner, None, x.eps), experts.shared.down)
-    return stream + added * residual.linear(x, experts.shared_gate).sigmoid()
 
 
 def _after_sandwich(
@@ -169,17 +164,18 @@ def _after_sandwich(
     if isinstance(layer, MixtureLayer):
         mixture = layer.mixture()
         stream, inputs = sandwich.add_before_mixture(*given, mixture)
-        dense = _dense(layer, inputs.dense)
+        dense = _through(layer.mlp, inputs.dense)
         return sandwich.add_mixture(dense, inputs, mixture, stream, norm)
     stream, x = sandwich.add(*given)
-    return sandwich.add(_dense(layer, x), layer.mlp_norm, stream, norm, layer.scalar)
+    return sandwich.add(_through(layer.mlp, x), layer.mlp_norm, stream, norm, layer.scalar)
 
 
-def _dense(layer: SandwichLayer, x: Normed) -> Tensor:
-    """What a layer's MLP gives: [rows, hidden_size]."""
-    mlp = layer.mlp
-    assert isinstance(mlp, MLP)
-    inner = mlp.gated(residual.linear(x, mlp.gate_up))
+def _through(mlp: Any, x: Normed) -> Tensor:
+    """What an MLP makes of rows: [rows, hidden_size]."""
+    if mlp.gated is swiglu:
+        inner = residual.gated(x, mlp.gate_up)
+    else:
+        inner = mlp.gated(residual.linear(x, mlp.gate_up))
     return residual.linear(Normed(inner, None, x.eps), mlp.down)
 
 

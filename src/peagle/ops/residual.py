@@ -8,6 +8,7 @@ product that follows: with few rows, no separate pass over the stream is left.
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from peagle.ops.linear import Linear
 from peagle.ops.moe import EXPERTS, Experts
@@ -68,10 +69,27 @@ def add(x: Tensor, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor
     return choose(given, layer, Epilogue.ADD).add(given, layer, stream, norm)
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What an MLP beside experts adds through a gate."""
+
+    added: Tensor
+    """[rows, hidden_size]"""
+    gate: Tensor
+    """[1, hidden_size]"""
+    x: Normed
+    """What the gate reads: the stream under a norm."""
+
+
 @EXPERTS.op
 def add_mixture(
-    x: Normed, experts: Experts, stream: Tensor, norm: RMSNorm
+    x: Normed, experts: Experts, stream: Tensor, norm: RMSNorm, beside: Beside | None = None
 ) -> tuple[Tensor, Normed]:
-    """`stream + experts(x)`, and the same under the next norm. stream: [rows, hidden_size]."""
+    """`stream + experts(x)` and what is beside, and the same under the next norm.
+
+    stream: [rows, hidden_size].
+    """
+    if beside is not None:
+        stream = stream + beside.added * F.linear(beside.x.x, beside.gate.to(stream)).sigmoid()
     total = stream + experts(x.x)
     return total, normed(total, norm)

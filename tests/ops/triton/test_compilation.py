@@ -13,6 +13,7 @@ from peagle.ops import triton as package
 
 SCRIPT = """
 import importlib, re, subprocess, sys, tempfile
+from dataclasses import replace
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -22,13 +23,13 @@ from peagle.ops.triton.cycle_state import Places
 from peagle.ops.cycle_state import CycleState, FirstNorms
 from peagle.ops.penalties import Penalties
 from peagle.ops.triton.product_call import ProductForm, ProductResults
-from peagle.ops.triton.norm import MixtureRows, NormWeights
+from peagle.ops.triton.norm import GatedRows, MixtureRows, NormWeights
 from peagle.ops.triton.weights import Operands, Packing
 
 HOPPER = GPUTarget("cuda", 90, 32)
 BF16, F32, INT = "*bf16", "*fp32", "*i64"
 FLAGS = {"OVERLAP": True}
-DENSE = Packing("dense", 1, 1, 1, 1, False, False, False, 1)
+DENSE = Packing("dense", 1, 1, 1, 1, False, False, False, 1, 128)
 OF_TENSOR = dict.fromkeys(("numbers", "scales", "zeros", "factors"), BF16) | {"weight": Operands}
 WIDTHS = ("depth", "outputs", "width", "hidden")
 WIDTHS += ("query_stride", "side_stride", "codes_stride", "slots_stride")
@@ -76,34 +77,41 @@ def product(rows, **flags):
     types = dict.fromkeys(("x", "bias", "stream", "norm", "out", "scaled"), BF16) | OF_TENSOR
     types |= {"squares": F32, "eps": "fp32", "partial": F32, "arrivals": "*i32"}
     types["results"] = ProductResults
-    sizes = {"ROWS": rows, "LINES": 32 * (1 + flags.get("gated", False)), "DEPTH": 128, "W": DENSE}
-    sizes |= {"F": product_form(128, **flags), "OVERLAP": flags.get("adds", False)}
+    sizes = {"ROWS": rows, "LINES": 32 * (1 + flags.get("gated", False)), "W": DENSE}
+    sizes |= {"OVERLAP": flags.get("adds", False), **product_form(128, **flags)}
     made = compiled("skinny_product", "_product", types, sizes, num_stages=5)
     assert spilled(made) == 0, (rows, flags)
 
 
+FORM = ("gated", "adds", "apart")
+
+
 def product_form(parts, splits=1, **flags):
-    off = dict.fromkeys(("scaled", "bias", "gated", "adds"), False)
-    return ProductForm(splits, parts, **{**off, **flags})
+    form = {"gated": False, "adds": False} | {n: flags.pop(n) for n in FORM if n in flags}
+    absent = {n: None for n in ("squares", "bias") if n not in flags}
+    return {"F": ProductForm(splits, parts, **form), **absent}
 
 
 product(16, adds=True)
-product(32, scaled=True, gated=True)
-product(16, scaled=True, bias=True)
+product(32, squares=True, gated=True)
+product(16, squares=True, bias=True)
 product(64, adds=True, splits=2)
 norm = dict.fromkeys(("summands", "dense", "stream", "scalar", "total", "out"), BF16)
-norm |= dict.fromkeys((*NormWeights._fields, *MixtureRows._fields), BF16)
-norm |= {"weights": NormWeights, "read": MixtureRows}
+norm |= dict.fromkeys((*NormWeights._fields, *MixtureRows._fields, *GatedRows._fields), BF16)
+norm |= {"weights": NormWeights, "read": MixtureRows, "gated": GatedRows}
 norm |= dict.fromkeys(("eps", "next_eps", "factor"), "fp32")
-for block, count, flags in (
+for block, count, there in (
     (4096, 1, ()),
-    (4096, 1, ("ADDS",)),
-    (2048, 8, ("ADDS",)),
-    (8192, 1, ("ADDS", "OWN", "SCALAR")),  # the 31B's, then the 26B-A4B's
-    (4096, 1, ("ADDS", "OWN", "READ")),
-    (4096, 8, ("ADDS", "OWN", "DENSE", "SCALAR")),
+    (4096, 1, ("stream",)),
+    (2048, 8, ("stream",)),
+    (2048, 8, ("stream", "gated", "SCALED")),
+    (8192, 1, ("stream", "OWN", "scalar")),  # the 31B's, then the 26B-A4B's
+    (4096, 1, ("stream", "OWN", "read")),
+    (4096, 8, ("stream", "OWN", "dense", "scalar")),
 ):
-    sizes = {name: name in flags for name in ("DENSE", "OWN", "ADDS", "SCALAR", "READ")}
+    sizes = {name: name in there for name in ("OWN", "SCALED")}
+    absent = ("dense", "stream", "scalar", "read", "gated")
+    sizes |= {name: None for name in absent if name not in there}
     sizes |= {"BLOCK": block, "COUNT": count, **FLAGS}
     compiled("norm", "_add_normed", norm, sizes, num_warps=8)
 for gelu in (False, True):
@@ -128,7 +136,7 @@ types["contexts"] = Contexts
 types |= {"qkv": BF16, "rotations": F32, "norm_weight": BF16, "eps": "fp32"}
 for rows, switch in ((16, False), (32, True), (64, False)):
     sizes = {"GROUP": 4, "PADDED": 4, "ROWS": rows, "KEYS": 64, "PARTS": 8}
-    flags = {"WINDOW": switch, "SINKS": switch}
+    flags = {} if switch else {"window": None, "sinks": None}
     values = {**heads, **FLAGS, **sizes, **flags, "TREE": rows > 16, "CAUSAL": rows < 64}
     for cache in (BF16, "*fp8e4nv"):
         of_kind = types | {"ancestors": "*i32", "cache": cache}
@@ -137,7 +145,7 @@ for rows, switch in ((16, False), (32, True), (64, False)):
 for kv_heads, size in GEMMA:
     heads, group = {"HEADS": 32, "KV_HEADS": kv_heads, "SIZE": size}, min(32 // kv_heads, 4)
     sizes = {"GROUP": group, "PADDED": group, "ROWS": 8 * group, "KEYS": 64, "PARTS": 8}
-    flags = {"WINDOW": size == 256, "SINKS": False}
+    flags = {"sinks": None} | ({} if size == 256 else {"window": None})
     values = {**heads, **FLAGS, **sizes, **flags, "TREE": False, "CAUSAL": True}
     options = {"num_warps": 8, "num_stages": 2}
     compiled("cached_attention", "_attend", types | {"ancestors": "*i32"}, values, **options)
@@ -152,11 +160,11 @@ types |= {"penalties": Penalties, "rates": F32, "before_residual": "i1"}
 sizes = {"BATCH": 8, "HIDDEN": 4096, "READS": 8}
 compiled("cycle_state", "_draft_inputs", types, {**sizes, "BEFORE": False})
 compiled("cycle_state", "_verify_inputs", types, {"HIDDEN": 4096})
-sizes = {"COUNT": 8, "WIDTH": 8, "HIDDEN": 4096, "FEATURES": True}
+sizes = {"COUNT": 8, "WIDTH": 8, "HIDDEN": 4096}
 compiled("cycle_state", "_advance", types, sizes)
 types = {"logits": BF16, "best": F32, "place": "*i32", "offsets": INT, "out": INT}
 compiled("argmax", "_part", types, {"BLOCK": 4096})
-compiled("argmax", "_merge", types, {"PARTS": 64, "OFFSETS": True})
+compiled("argmax", "_merge", types, {"PARTS": 64})
 from peagle.ops.candidates import Candidates, Pairs
 from peagle.ops.race import Race
 from peagle.ops.sampling import Sampling
@@ -165,7 +173,7 @@ types = dict.fromkeys(("greedy", "requests", "firsts", "depths", "out"), INT)
 table = Sampling(F32, INT, F32, F32, INT)
 types |= {"table": table, "race": Race(table, INT, INT)}
 for logits, bits in ((BF16, 16), (F32, 32)):
-    sizes = {"BITS": bits, "BLOCK": 8192, "DEPTHS": bits == 16}
+    sizes = {"BITS": bits, "BLOCK": 8192} | ({} if bits == 16 else {"depths": None})
     compiled("sampling", "_sample", types | {"logits": logits}, sizes, num_warps=32)
 types |= {"best": F32, "place": "*i32", "scores": F32}
 types |= dict.fromkeys(("ids", "tokens", "offsets"), INT)
@@ -237,30 +245,35 @@ types = dict.fromkeys(("x", "bias", "out"), BF16) | ints | {"by_row": F32}
 packed = {"numbers": "*i16", "results": ProductResults}
 
 
-def packing(kind, high, wide, columns, run=128):
-    return Packing(kind, run, high, wide, columns, False, False, False, 4 if run == 64 else 2)
+def packing(kind, high, wide, columns, run=128, step=128):
+    together = 4 if run == 64 else 2
+    return Packing(kind, run, high, wide, columns, False, False, False, together, step)
 
 
 from peagle.ops.triton import experts
 
 forms = ((False, 8, 768, 2048), (True, 4, 2880, 2880), (False, 8, 704, 2816))
 for (biased, top_k, columns, depth), pairs in zip(forms, (16, 64, 128)):
-    gates = Gates(top_k, biased, 7.0, 1.702, gelu=columns == 704)
+    gates = Gates(top_k, 7.0, 1.702, gelu=columns == 704)
     for own, flags in (("_gate_up_kernel", {"G": gates}), ("_down_kernel", {"OVERLAP": biased})):
         split = experts.split_of(torch.empty(0), pairs, "G" in flags)
-        sizes = ExpertSizes(columns, depth, biased, pairs, split.lines, split.depth)
+        sizes = ExpertSizes(columns, depth, pairs, split.lines)
         options = {"num_warps": split.warps, "num_stages": split.stages}
-        flags |= {"E": sizes, "W": DENSE}
+        flags |= {"E": sizes, "W": replace(DENSE, step=split.depth)}
+        flags |= {} if biased else {"bias": None}
+        flags |= {} if biased or own == "_down_kernel" else {"by_row": None}
         made = compiled("experts", own, types | OF_TENSOR, flags, **options)
         assert spilled(made) == 0, (own, pairs)
 cases = [(k, n) for k in ("fp8", "mxfp4") for n in (16, experts.LARGEST_BLOCK)]
 for kind, block in cases:
-    mxfp4, tiling = kind == "mxfp4", experts.TILINGS[kind][block > 16]
+    mxfp4 = kind == "mxfp4"
+    tiling = (experts.FOUR_BITS if mxfp4 else experts.EIGHT_BITS)[block > 16]
     depth = 2880 if mxfp4 else 2048
     of_blocks = (1, 32, 96, 64) if mxfp4 else (128, 128, 16)
-    sizes = {"E": ExpertSizes(768, depth, mxfp4, block, tiling.lines, tiling.depth)}
-    sizes["W"] = packing(kind, *of_blocks)
-    gates = {"G": Gates(8, True, 7.0, 1.702, gelu=block == 64)}
+    sizes = {"E": ExpertSizes(768, depth, block, tiling.lines)}
+    sizes["W"] = packing(kind, *of_blocks, step=tiling.depth)
+    sizes |= {} if mxfp4 else {"bias": None}
+    gates = {"G": Gates(8, 7.0, 1.702, gelu=block == 64)}
     types |= {**packed, "weight": Operands, "by_row": F32}
     types |= dict.fromkeys(("scales", "zeros", "factors"), "*u8" if mxfp4 else F32)
     options = {"num_warps": 4, "num_stages": tiling.stages}
@@ -274,32 +287,33 @@ types["weight"] = Operands
 types |= {"arrivals": "*i32", "eps": "fp32"}
 for rows, blocks, flags in (
     (16, 32, {"adds": True, "splits": 4}),
-    (64, 32, {"scaled": True, "gated": True}),
+    (64, 32, {"squares": True, "gated": True}),
     (128, 1, {"bias": True}),
 ):
     sizes = {"W": packing("fp8", 128 if blocks > 1 else 1, 4096 // blocks, blocks)}
-    sizes |= {"ROWS": rows, "LINES": 64, "DEPTH": 128, **FLAGS, "F": product_form(64, **flags)}
-    compiled("skinny_product", "_product", types, sizes, num_stages=4)
+    sizes |= {"ROWS": rows, "LINES": 64, **FLAGS}
+    constants = {**sizes, **product_form(64, **flags)}
+    compiled("skinny_product", "_product", types, constants, num_stages=4)
 FOUR_BITS = {
-    "nvfp4": Packing("nvfp4", 64, 1, 16, 256, False, True, True, 4),
-    "mxfp4": Packing("mxfp4", 64, 1, 32, 128, False, False, False, 4),
-    "int4 32": Packing("int4", 128, 1, 32, 128, True, False, False, 4),
-    "int4": Packing("int4", 128, 1, 128, 32, False, False, False, 4),
-    "int8": Packing("int8", 128, 1, 4096, 1, False, False, False, 2),
+    "nvfp4": Packing("nvfp4", 64, 1, 16, 256, False, True, True, 4, 128),
+    "mxfp4": Packing("mxfp4", 64, 1, 32, 128, False, False, False, 4, 128),
+    "int4 32": Packing("int4", 128, 1, 32, 128, True, False, False, 4, 128),
+    "int4": Packing("int4", 128, 1, 128, 32, False, False, False, 4, 256),
+    "int8": Packing("int8", 128, 1, 4096, 1, False, False, False, 2, 128),
 }
 for name, own in FOUR_BITS.items():
     kinds = "*u8" if own.kind in ("nvfp4", "mxfp4") else BF16
     types |= {"scales": kinds, "zeros": "*u8" if own.zeros else kinds, "factors": F32}
-    for rows, flags in ((16, {"adds": True, "splits": 4}), (64, {"scaled": True, "gated": True})):
-        constants = {**sizes, "W": own, "ROWS": rows, "F": product_form(64, **flags)}
+    for rows, flags in ((16, {"adds": True, "splits": 4}), (64, {"squares": True, "gated": True})):
+        constants = {**sizes, "W": own, "ROWS": rows, **product_form(64, **flags)}
         made = compiled("skinny_product", "_product", types, constants, num_stages=4)
         assert spilled(made) == 0, (name, rows)
-    tile = {"W": own, "LINES": 16, "STEP": 256}
+    tile = {"W": own, "LINES": 16}
     compiled("widened", "_widen", {**types, "out": BF16}, tile)
 types |= dict.fromkeys(("numbers", "scales", "zeros", "factors"), BF16)
 for rows, apart in ((16, False), (128, True)):
     form = product_form(1, splits=4, bias=True, apart=apart)
-    constants = {**sizes, "W": DENSE, "F": form}
+    constants = {**sizes, "W": DENSE, **form}
     made = compiled("skinny_product", "_product", types, {**constants, "ROWS": rows}, num_stages=3)
     assert spilled(made) == 0, rows
 types |= {"numbers": "*i16"} | dict.fromkeys(("scales", "zeros", "factors"), F32)
@@ -316,13 +330,13 @@ for kind, rows, programs, gpu, most in (
     skinny_product.shared_memory = lambda x: most
     x = torch.empty(0, dtype=kinds[kind])
     height = skinny_product.height_for(rows, 128, x)
-    room = skinny_product.room_of(x, 64 * 128)
+    room = skinny_product.room_of(x, 64 * 128, 8)
     stages = skinny_product.stages_for(
         programs, skinny_product.step_bytes(height, 128, x), room, processors=58
     )
     types |= dict.fromkeys(("x", "bias", "stream", "norm", "out", "scaled"), kind)
     flags = {"W": packing("fp8", 128, 128, 1), "ROWS": height, "OVERLAP": False}
-    flags["F"] = product_form(64, gated=True)
+    flags |= product_form(64, gated=True)
     needed = compiled(
         "skinny_product", "_product", types, {**sizes, **flags}, gpu, num_stages=stages
     ).metadata.shared
@@ -333,14 +347,16 @@ for packed, kind, block in (
     *(("fp8", BF16, 32), ("fp8", BF16, 64), ("fp8", F32, 16)),
     *(("mxfp4", BF16, 32), ("mxfp4", BF16, 64), ("mxfp4", F32, 16)),
 ):
-    tiling, mxfp4 = experts.TILINGS[packed][block > 32], packed == "mxfp4"
+    mxfp4 = packed == "mxfp4"
+    tiling = (experts.FOUR_BITS if mxfp4 else experts.EIGHT_BITS)[block > 32]
     x = torch.empty(0, dtype=kinds[kind])
     stages = experts.stages_for(tiling, 4 if mxfp4 else 8, block, x)
     types |= dict.fromkeys(("x", "bias", "out"), kind)
     types |= dict.fromkeys(("scales", "zeros", "factors"), "*u8" if mxfp4 else F32)
     depth, of_blocks = (2880, (1, 32, 96, 64)) if mxfp4 else (2048, (1, 2048, 1))
-    flags = {"E": ExpertSizes(768, depth, mxfp4, block, tiling.lines, tiling.depth)}
-    flags |= {"W": packing(packed, *of_blocks), "G": Gates(8, True, 7.0, 1.702, gelu=False)}
+    flags = {"E": ExpertSizes(768, depth, block, tiling.lines)}
+    flags["W"] = packing(packed, *of_blocks, step=tiling.depth)
+    flags["G"] = Gates(8, 7.0, 1.702, gelu=False)
     needed = compiled(
         "experts", "_gate_up_kernel", types, flags, ADA, num_stages=stages
     ).metadata.shared

@@ -7,7 +7,7 @@ from peagle.ops import triton
 from peagle.ops.moe import Clamped, Experts, ExpertWeights
 from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.products.normed import Normed
-from peagle.ops.residual import add_mixture
+from peagle.ops.residual import Beside, add_mixture
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SHAPES = [(6, 2), (5, 5), (24, 4), (1, 1)]
@@ -217,6 +217,30 @@ def test_the_sum_with_a_stream_and_its_norm(device: torch.device, rows: int, sca
     expected = stream + reference.moe(normed, ExpertWeights(*weights, 2, True, clamped))
     torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(out.x, rms_norm(expected, norms[1], 1e-6), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_what_is_beside_experts_is_added_through_a_gate(device: torch.device, scaled: bool):
+    from peagle.ops.triton import moe as kernels
+
+    stream, added = (torch.randn(5, 40).to(device) for _ in range(2))
+    own, norm = (RMSNorm(40, 1e-6).to(device).requires_grad_(False) for _ in range(2))
+    own.weight.copy_(torch.rand(40) + 0.5)
+    experts = Experts(40, 24, 8, 3, normalize=True).requires_grad_(False)
+    experts.router.data, experts.gate_up.data, experts.down.data = made(8, 40, 24)
+    experts, gate = experts.to(device), torch.randn(1, 40).to(device)
+    normed = rms_norm(stream, own.weight, 1e-6)
+    x = Normed(normed, None, 1e-6)
+    if scaled:
+        x = Normed(stream * own.weight, stream.square().sum(dim=1)[None], 1e-6)
+    total, out = kernels.add_mixture(x, experts, stream, norm, Beside(added, gate, x))
+    expected = stream + added * (normed @ gate.T).sigmoid()
+    expected += reference.moe(normed, experts.weights())
+    torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out.x, rms_norm(expected, norm.weight, 1e-6), atol=1e-5, rtol=1e-5)
+    given = Normed(normed, None, 1e-6)
+    found, _ = add_mixture(given, experts, stream, norm, Beside(added, gate, given))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_layer_s_mixture_is_the_same_with_kernels(

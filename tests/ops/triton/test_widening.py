@@ -38,6 +38,12 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return halves[0] | halves[1] << 16
 
 
+def chosen(word: Tensor, places: int) -> Tensor:
+    """The bytes of eight at four places, the lowest place first."""
+    each = ((word >> 8 * (places >> 4 * i & 7) & 255) << 8 * i for i in range(4))
+    return sum(each, torch.zeros_like(word))
+
+
 def run(function: object, *operands: Tensor) -> list[Tensor]:
     """The results of a function's instructions, given what stands after them."""
     function = getattr(function, "fn", function)
@@ -63,6 +69,7 @@ def run(function: object, *operands: Tensor) -> list[Tensor]:
             "shr": lambda a, rest: a >> rest[0],
             "lop3": lambda a, rest: a & rest[0] | rest[1],  # 0xEA, the one that is used
             "fma": lambda a, rest: fma(a, *rest),
+            "prmt": lambda a, rest: chosen(a | rest[0] << 32, int(rest[1])),
         }[name.partition(".")[0]](a, rest)
     return [held[f"${i}"] for i in range(results)]
 
@@ -94,6 +101,14 @@ def test_every_four_codes_of_integers(zero: int):
     for place, each in enumerate(found):
         assert torch.equal(numbers(each), (CODES >> 4 * place & 15).float() - zero)
     assert INT4.values(torch.tensor([15], dtype=torch.uint8)).item() == 7  # as with 8
+
+
+def test_every_scale_of_nvfp4():
+    codes = torch.arange(0x7F)
+    found = run(widening.scales_e4m3, codes | codes << 8 | codes << 16 | codes << 24)
+    wanted = codes.to(torch.uint8).view(torch.float8_e4m3fn).double() * 2.0**63
+    for each in found:
+        assert torch.equal(numbers(each).double(), wanted)
 
 
 def test_every_four_codes_of_e2m1():

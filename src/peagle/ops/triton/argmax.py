@@ -25,11 +25,10 @@ def argmax(logits: Tensor, offsets: Tensor | None = None) -> Tensor:
     _merge[(rows,)](
         best,
         place,
-        out if offsets is None else offsets,
+        offsets,
         out,
         parts,
         PARTS=triton.next_power_of_2(parts),
-        OFFSETS=offsets is not None,
         num_warps=1,
     )
     return out
@@ -60,7 +59,7 @@ def _part(logits, best, place, vocab, stride, share, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _merge(best, place, offsets, out, parts, PARTS: tl.constexpr, OFFSETS: tl.constexpr):
+def _merge(best, place, offsets, out, parts, PARTS: tl.constexpr):
     row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
     live = part < parts
     top = tl.load(best + row * parts + part, mask=live, other=float("-inf"))
@@ -68,7 +67,7 @@ def _merge(best, place, offsets, out, parts, PARTS: tl.constexpr, OFFSETS: tl.co
     first = tl.min(tl.where(top == tl.max(top, 0), where, 2147483647), 0)
     # one part with a NaN spoils the row: -1, which no token is
     first = tl.where(tl.min(where, 0) < 0, -1, first).to(tl.int64)
-    if OFFSETS:
+    if offsets is not None:
         # a draft is some token even then, since its offset is read
         first = tl.maximum(first, 0)
         first += tl.load(offsets + first)

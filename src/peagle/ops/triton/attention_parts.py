@@ -202,9 +202,9 @@ def merged(base, active, PARTS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.const
 
 
 @triton.jit
-def write(top, total, attended, sinks, head, at, real, HEADS: tl.constexpr, SINKS: tl.constexpr):
+def write(top, total, attended, sinks, head, at, real, HEADS: tl.constexpr):
     """Write what rows attended to, less what their heads' sinks take. at: [rows, head_dim]."""
-    if SINKS:
+    if sinks is not None:
         # a sink is one more score, of a key without a value
         sink = tl.load(sinks + tl.minimum(head, HEADS - 1)).to(tl.float32) * LOG2E
         total += tl.exp2(sink - top)

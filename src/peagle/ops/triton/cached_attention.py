@@ -63,7 +63,7 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         query,
         cache,
         Contexts.of(rows),
-        query if spec.sinks is None else spec.sinks,
+        spec.sinks,
         out,
         partial,
         counters(query.device, requests * sets),
@@ -71,7 +71,7 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         cache.stride(0),
         rows.slots.stride(0),
         spec.softmax_scale * LOG2E.value,
-        0 if spec.window is None else spec.window,
+        spec.window,
         *spec.kv_scales,
         HEADS=spec.num_heads,
         KV_HEADS=spec.num_kv_heads,
@@ -81,8 +81,6 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         PADDED=padded,
         KEYS=keys,
         PARTS=parts,
-        WINDOW=spec.window is not None,
-        SINKS=spec.sinks is not None,
         TREE=rows.ancestors is not None,
         CAUSAL=spec.causal,
         **overlap(query),
@@ -166,8 +164,6 @@ def _attend(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     PARTS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
     TREE: tl.constexpr,
     CAUSAL: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -181,7 +177,7 @@ def _attend(
     count = tl.load(contexts.counts + request).to(tl.int32)
     stop = tl.minimum(start + count, tl.load(contexts.limits + table_row).to(tl.int32))
     skipped = 0
-    if WINDOW:  # what is before all windows is not read
+    if window is not None:  # what is before all windows is not read
         skipped = tl.maximum(start - window + 1, 0) // KEYS
     tiles = tl.cdiv(stop, KEYS) - skipped
     # how long a context is the device knows alone: the grid has programs for the longest
@@ -216,7 +212,7 @@ def _attend(
         seen = known[None, :] & own
         if CAUSAL:
             seen = seen & (key_position[None, :] <= place)
-        if WINDOW:
+        if window is not None:
             seen = seen & (key_position[None, :] > position - window)
         if TREE:
             bit = tl.minimum(tl.maximum(key_position - start, 0), 31)[None, :]
@@ -230,7 +226,7 @@ def _attend(
             return
         top, total, attended = merged(base, active, PARTS, ROWS, SIZE)
     out_at = out + ((first + row) * HEADS * SIZE + head * SIZE)[:, None] + lane
-    write(top, total, attended, sinks, head, out_at, own, HEADS, SINKS)
+    write(top, total, attended, sinks, head, out_at, own, HEADS)
 
 
 def store(

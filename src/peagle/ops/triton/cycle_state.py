@@ -101,7 +101,7 @@ def advance(state: CycleState, requests: Tensor, path: Path, features: Tensor | 
         requests,
         path.drafts,
         path.chosen,
-        path.chosen if features is None else features,
+        features,
         state,
         state.emitted.shape[1],
         state.results.shape[1],
@@ -109,7 +109,6 @@ def advance(state: CycleState, requests: Tensor, path: Path, features: Tensor | 
         COUNT=count,
         WIDTH=triton.next_power_of_2(count),
         HIDDEN=triton.next_power_of_2(hidden),
-        FEATURES=features is not None,
         num_warps=4,
     )
 
@@ -257,13 +256,12 @@ def _advance(
     COUNT: tl.constexpr,
     WIDTH: tl.constexpr,
     HIDDEN: tl.constexpr,
-    FEATURES: tl.constexpr,
 ):
     index, place = tl.program_id(0), tl.program_id(1)
     mine = tl.load(requests + index).to(tl.int64)
     first = tl.zeros([], tl.int64)
     most = tl.load(state.ks + mine).to(tl.int32)
-    if FEATURES:
+    if features is not None:
         # with drafts another program of this request may have changed `pending` already
         if COUNT == 1:  # without drafts, the drafter still has to see those before
             first = tl.where(most > 0, tl.load(state.pending + mine), 0).to(tl.int64)

@@ -44,13 +44,10 @@ class ExpertSizes:
     columns: int
     """Outputs of the product; where they are gates, as many of up come along."""
     depth: int
-    bias: bool
     pairs: int
     """Most pairs in a block."""
     lines: int
     """Lines of the weight that a program has."""
-    step: int
-    """Inputs that it reads at a time."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +55,6 @@ class Gates:
     """What follows the product of gate and up."""
 
     top_k: int
-    scaled: bool
-    """Whether products are multiplied by a number per row."""
     limit: float
     alpha: float
     """The slope of `clamped_swiglu`'s gate; slope and limit count where there is a bias."""

@@ -22,7 +22,6 @@ from peagle.ops.triton.weights import (
     Packing,
     bits_of,
     factored,
-    first_inputs,
     operands,
     sums,
     words,
@@ -49,10 +48,9 @@ LARGEST_BLOCK = 64
 """Most pairs in any block of packed weights: the sums of more outgrow four warps' registers; eight
 are slower."""
 EIGHT_BITS = MatrixSplit(64, 128), MatrixSplit(128, 128)
-FP4 = MatrixSplit(64, 256), MatrixSplit(128, 128)
-TILINGS = {"fp8": EIGHT_BITS, "int8": EIGHT_BITS, "mxfp4": FP4, "nvfp4": FP4, "int4": EIGHT_BITS}
-"""How packed weights are divided, by format, where pairs are few and where they are many: for FP8
-and MXFP4 the fastest on an H100, for other formats those of their like."""
+FOUR_BITS = MatrixSplit(64, 256), MatrixSplit(128, 128)
+"""How packed weights are divided where pairs are few, and where they are many: for FP8 and MXFP4
+the fastest on an H100, for other formats those of their like."""
 # with few pairs more and thinner programs, so that more of the weight is on its way at once
 FEW_DENSE = MatrixSplit(64, 128), MatrixSplit(64, 128)
 MANY_DENSE = MatrixSplit(256, 64, 3, 8), MatrixSplit(128, 64, 3, 8)
@@ -69,7 +67,7 @@ def takes(weight: Weight) -> bool:
 def split_of(weight: Weight, block: int, gates: bool) -> MatrixSplit:
     """How a weight is divided for so many pairs in a block. gates: whether it has gates."""
     if isinstance(weight, QuantizedWeight):
-        return TILINGS[weight.format.name][block > FEW_PAIRS]
+        return (FOUR_BITS if weight.format.bits == 4 else EIGHT_BITS)[block > FEW_PAIRS]
     return DENSE.get(block, SOME_DENSE)[not gates]
 
 
@@ -105,16 +103,16 @@ def _launch(
     (lines, depth), block = weight.shape[1:], routing.block
     split = split_of(weight, block, "G" in form)
     step = step_of(weight, split.depth)
-    sizes = ExpertSizes(out.shape[1], depth, bias is not None, block, split.lines, step)
+    sizes = ExpertSizes(out.shape[1], depth, block, split.lines)
     kernel[(triton.cdiv(lines, split.lines), len(routing.layout.blocks))](
         x,
         operands(weight),
-        out if bias is None else bias,
+        bias,
         out,
-        out if by_row is None else by_row,
+        by_row,
         routing.layout,
         E=sizes,
-        W=Packing.of(weight),
+        W=Packing.of(weight, step),
         **form,
         num_warps=split.warps,
         num_stages=stages_for(split, bits_of(weight), block, x),
@@ -129,7 +127,7 @@ def stages_for(split: MatrixSplit, bits: int, pairs: int, x: Tensor) -> int:
     numbers = split.lines * split.depth
     of_weight = numbers // 2 + numbers // 32 if bits == 4 else numbers * bits // 8  # with scales
     step_bytes = of_weight + split.depth * pairs * x.element_size()
-    return stages_that_fit(split.stages, step_bytes, room_of(x, numbers))
+    return stages_that_fit(split.stages, step_bytes, room_of(x, numbers, bits))
 
 
 @triton.jit
@@ -162,14 +160,16 @@ def _gate_up_kernel(
         return
     row = tl.load(layout.order + place) // G.top_k
     line = gate_lines(tl.program_id(0), E.columns, E.lines)
-    x_at = x + row.to(tl.int64)[None, :] * E.depth + first_inputs(W, E.step)[:, None]
+    x_at = x + row.to(tl.int64) * E.depth
     total = _products(x_at, real, weight, line, expert, 2 * E.columns, E, W)
-    if G.scaled:
+    if by_row is not None:
         total *= tl.load(by_row + row)[None, :]
-    if E.bias:
+    if bias is not None:
         total += tl.load(bias + expert * (2 * E.columns) + line).to(tl.float32)[:, None]
     gate, up = halves(total)
-    activated = clamped_swiglu(gate, up, G.limit, G.alpha) if E.bias else gated(gate, up, G.gelu)
+    activated = (
+        clamped_swiglu(gate, up, G.limit, G.alpha) if bias is not None else gated(gate, up, G.gelu)
+    )
     column = tl.program_id(0) * (E.lines // 2) + tl.arange(0, E.lines // 2)
     out_at = out + place[None, :] * E.columns + column[:, None]
     tl.store(out_at, activated, mask=real[None, :] & (column < E.columns)[:, None])
@@ -191,9 +191,9 @@ def _down_kernel(
     pair = tl.load(layout.order + place).to(tl.int64)
     factor = tl.load(by_row + pair).to(tl.float32)[None, :]
     wait(OVERLAP)
-    x_at = x + place[None, :] * E.depth + first_inputs(W, E.step)[:, None]
+    x_at = x + place * E.depth
     total = _products(x_at, real, weight, line, expert, E.columns, E, W)
-    if E.bias:
+    if bias is not None:
         total += tl.load(bias + expert * E.columns + line).to(tl.float32)[:, None]
     total *= factor
     out_at = out + pair[None, :] * E.columns + column[:, None]

@@ -13,6 +13,7 @@ from torch import Tensor
 from peagle.ops.moe import ALPHA, Experts, ExpertWeights, RoutedExperts
 from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
+from peagle.ops.residual import Beside
 from peagle.ops.triton import experts as products
 from peagle.ops.triton.expert_blocks import Gates
 from peagle.ops.triton.norm import add_normed
@@ -46,10 +47,10 @@ def summands(x: Tensor, weights: ExpertWeights, routed: Tensor) -> Tensor:
 
 
 def add_mixture(
-    x: Normed, experts: Experts, stream: Tensor, norm: RMSNorm
+    x: Normed, experts: Experts, stream: Tensor, norm: RMSNorm, beside: Beside | None = None
 ) -> tuple[Tensor, Normed]:
     """As the reference."""
-    return add_normed(_outputs(x, x, experts.weights()), stream, norm)
+    return add_normed(_outputs(x, x, experts.weights()), stream, norm, beside)
 
 
 def _outputs(x: Normed, routed: Normed, weights: ExpertWeights, gelu: bool = False) -> Tensor:
@@ -66,7 +67,7 @@ def _outputs(x: Normed, routed: Normed, weights: ExpertWeights, gelu: bool = Fal
         block = min(block, products.LARGEST_BLOCK)
     routing = route(routed, weights, block)
     limit = 0.0 if clamped is None else clamped.limit
-    gates = Gates(weights.top_k, routing.scales is not None, limit, ALPHA, gelu)
+    gates = Gates(weights.top_k, limit, ALPHA, gelu)
     of_gate_up, of_down = (None, None) if clamped is None else (clamped.gate_up, clamped.down)
     products.gate_up(x.x, gate_up, of_gate_up, routing, gates, activated)
     products.down(activated, down, of_down, routing, outputs)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
+from peagle.ops.residual import Beside
 from peagle.ops.sandwich import Mixture, MixtureInputs
 from peagle.ops.triton.launch import begin, overlap
 
@@ -31,10 +32,7 @@ class NormWeights(NamedTuple):
 
 
 class MixtureRows(NamedTuple):
-    """Weights of the norms by which a mixture reads a stream, and where the results are written.
-
-    Anything stands in place of what is not there.
-    """
+    """Weights of the norms by which a mixture reads a stream, and where the results are written."""
 
     experts_weight: Tensor
     router_scale: Tensor
@@ -42,17 +40,30 @@ class MixtureRows(NamedTuple):
     routed: Tensor
 
 
+class GatedRows(NamedTuple):
+    """What is added to the stream through a gate."""
+
+    added: Tensor
+    """[rows, width]"""
+    inputs: Tensor
+    """[rows, width] what the gate reads: the stream under a norm."""
+    gate: Tensor
+    """[1, width]"""
+
+
 def normed(x: Tensor, norm: RMSNorm) -> Normed:
     """As the reference; x: [rows, width] with any row stride."""
     return _launch(x[:, None], None, norm)[1]
 
 
-def add_normed(summands: Tensor, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
-    """`stream + summands.sum(dim=1)`, and the same under the next norm.
+def add_normed(
+    summands: Tensor, stream: Tensor, norm: RMSNorm, beside: Beside | None = None
+) -> tuple[Tensor, Normed]:
+    """`stream + summands.sum(dim=1)` and what is beside, and the same under the next norm.
 
     summands: [rows, count, width]; stream: [rows, width].
     """
-    return _launch(summands, stream, norm)
+    return _launch(summands, stream, norm, beside=beside)
 
 
 def add(
@@ -90,6 +101,7 @@ def _launch(
     read: MixtureRows | None = None,
     dense: Tensor | None = None,
     mixture: Mixture | None = None,
+    beside: Beside | None = None,
 ) -> tuple[Tensor, Normed]:
     """The stream with what is added, and that normed: [rows, width] both."""
     rows, count, width = summands.shape
@@ -100,11 +112,12 @@ def _launch(
     weights += (norm, norm) if mixture is None else (mixture.dense_norm, mixture.experts_norm)
     _add_normed[(rows,)](
         summands,
-        out if dense is None else dense,
-        out if stream is None else stream,
-        out if scalar is None else scalar,
+        dense,
+        stream,
+        scalar,
         NormWeights(*(each.weight for each in weights)),
-        read or MixtureRows(norm.weight, norm.weight, out, out),
+        read,
+        beside and GatedRows(beside.added, beside.x.x, beside.gate),
         total,
         out,
         width,
@@ -113,11 +126,8 @@ def _launch(
         norm.eps,
         width**-0.5,
         COUNT=count,
-        DENSE=dense is not None,
         OWN=own is not None,
-        ADDS=stream is not None,
-        SCALAR=scalar is not None,
-        READ=read is not None,
+        SCALED=beside is not None and beside.x.squares is not None,
         BLOCK=block,
         **overlap(summands),
         num_warps=8 if block > 1024 else 4,
@@ -150,6 +160,19 @@ def _beside(dense, summed, weights, at, column, inside, width, eps):
 
 
 @triton.jit
+def _through_gate(before, gated, at, column, inside, width, eps, SCALED: tl.constexpr):
+    """A row of the stream and what is added to it through a gate, rounded as the reference does."""
+    kind: tl.constexpr = gated.added.dtype.element_ty
+    read = tl.load(gated.inputs + at, mask=inside, other=0.0).to(tl.float32)
+    factor = tl.sum(_under(read, gated.gate, column, inside), 0)
+    if SCALED:
+        factor *= tl.rsqrt(tl.sum(before * before, 0) / width + eps)
+    factor = tl.sigmoid(factor.to(kind).to(tl.float32)).to(kind).to(tl.float32)
+    added = tl.load(gated.added + at, mask=inside, other=0.0).to(tl.float32)
+    return (before + (added * factor).to(kind).to(tl.float32)).to(kind).to(tl.float32)
+
+
+@triton.jit
 def _add_normed(
     summands,
     dense,
@@ -157,6 +180,7 @@ def _add_normed(
     scalar,
     weights,
     read,
+    gated,
     total,
     out,
     width,
@@ -165,11 +189,8 @@ def _add_normed(
     next_eps,
     factor,
     COUNT: tl.constexpr,
-    DENSE: tl.constexpr,
     OWN: tl.constexpr,
-    ADDS: tl.constexpr,
-    SCALAR: tl.constexpr,
-    READ: tl.constexpr,
+    SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -181,22 +202,24 @@ def _add_normed(
     value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     for index in tl.static_range(1, COUNT):
         value += tl.load(place + index * width, mask=inside, other=0.0).to(tl.float32)
-    if DENSE:
+    if dense is not None:
         value = _beside(dense, value, weights, at, column, inside, width, eps)
     if OWN:
         value = _under(_unit(value, width, eps), weights.own, column, inside)
-    if ADDS:
+    if stream is not None:
         before = tl.load(stream + at, mask=inside, other=0.0).to(tl.float32)
+        if gated is not None:
+            before = _through_gate(before, gated, at, column, inside, width, eps, SCALED)
         # rounded as a product is that is written before it is added
         value = (before + value.to(kind).to(tl.float32)).to(kind)
-        if SCALAR:
+        if scalar is not None:
             value = (value.to(tl.float32) * tl.load(scalar).to(tl.float32)).to(kind)
         tl.store(total + at, value, mask=inside)
         value = value.to(tl.float32)
     # one pass over the row for all norms of it, which differ by their weights alone
     unit = _unit(value, width, next_eps)
     tl.store(out + at, _under(unit, weights.following, column, inside).to(kind), mask=inside)
-    if READ:
+    if read is not None:
         tl.store(
             read.to_experts + at,
             _under(unit, read.experts_weight, column, inside).to(kind),

@@ -46,8 +46,6 @@ class ProductForm:
     """Parts of the depth, for as many programs that share a tile."""
     parts: int
     """Lanes for the parts of the sum of squares."""
-    scaled: bool
-    bias: bool
     gated: bool
     adds: bool
     apart: bool = False
@@ -76,8 +74,6 @@ class ProductCall:
         return ProductForm(
             splits,
             parts=1 if self.squares is None else triton.next_power_of_2(len(self.squares)),
-            scaled=self.squares is not None,
-            bias=self.bias is not None,
             gated=self.epilogue is Epilogue.GATE,
             adds=self.addition is not None,
             apart=apart,
@@ -91,11 +87,6 @@ class ProductCall:
             partial = squares.new_empty(tiles * splits * numbers, dtype=torch.float32)
             arrivals = counters(partial.device, tiles)
         return ProductResults(stream, norm, self.out, scaled, squares, partial, arrivals)
-
-    @property
-    def operands(self) -> tuple[Tensor, ...]:
-        """Squares and bias; anything in place of one that is not there."""
-        return tuple(self.out if each is None else each for each in (self.squares, self.bias))
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -34,12 +34,11 @@ def sample_requests(
         table,
         requests,
         firsts,
-        firsts if depths is None else depths,
+        depths,
         out,
         len(logits) // len(requests),
         logits.shape[1],
         logits.stride(0),
-        DEPTHS=depths is not None,
         BITS=16 if logits.dtype == torch.bfloat16 else 32,
         BLOCK=min(BLOCK, triton.next_power_of_2(logits.shape[1])),
         num_warps=WARPS,
@@ -72,7 +71,6 @@ def _sample(
     count,
     vocab,
     stride,
-    DEPTHS: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -106,7 +104,7 @@ def _sample(
             ties = tl.where(found == edge, tl.minimum(ties, first), first)
             edge = found
     depth = row % count
-    if DEPTHS:
+    if depths is not None:
         depth = tl.load(depths + row)
     race = row_key(tl.load(table.seeds + request), tl.load(firsts + request) + depth)
     token = _first(of_row, edge, ties, race, BITS, BLOCK)

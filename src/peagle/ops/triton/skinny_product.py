@@ -3,13 +3,13 @@
 The weight is the left operand, so that a tile is [lines, rows]: a tensor core's instruction wants
 16 or 64 lines of its left operand and as few as 8 of its right one, and the left one may come from
 registers, where the numbers are widened (`weights`). How the depth is divided follows from the
-weight alone, so that a row's result is the same to the last bit among any number of rows; FP4 alone
-has two steps, for few rows and for more. A tile of gates has as many lines of what they gate behind
-them.
+weight alone, so that a row's result is the same to the last bit among any number of rows; only
+numbers of four bits have two steps, for few rows and for more. A tile of gates has as many lines of
+what they gate behind them.
 
-With `batch_invariant` FP4 has one step, and tensors are divided like other weights. Where rows are
-many, a program takes all parts of a tensor's depth one after the other, and adds them up in the
-same order. How other products of tensors are divided `tiles` says.
+With `batch_invariant` four bits have one step, and tensors are divided like other weights. Where
+rows are many, a program takes all parts of a tensor's depth one after the other, and adds them up
+in the same order. How other products of tensors are divided `tiles` says.
 """
 
 import functools
@@ -27,6 +27,7 @@ from peagle.ops.triton.launch import (
     announce,
     multiprocessors,
     overlap,
+    overlaps,
     prefetch,
     shared_memory,
     wait,
@@ -37,24 +38,24 @@ from peagle.ops.triton.weights import (
     Packing,
     bits_of,
     factored,
-    first_inputs,
     operands,
     sums,
     words,
 )
-from peagle.ops.weight import FP8, INT4, QuantizedWeight, Weight
+from peagle.ops.weight import FP8, QuantizedWeight, Weight
 
 LINES, DEPTH = 64, 128
 """Lines of the weight, and their depth, that a program reads in a step."""
 STEP_BYTES = 256
 """Most bytes of a tensor's line in a step."""
-FP4_DEPTH = 256
+FOUR_BITS_DEPTH = 256
 """Inputs of a step of four bits each where rows are as few as fill a tile: more rows take the room
 of other programs, and registers, so that products wait for each other."""
 LEAST_DEPTH = 1024
 """The least depth of the weight for a program whose tile is shared."""
-RESIDENT = 3
-"""Programs of a multiprocessor that share the tiles of a product with few."""
+RESIDENT, RESIDENT_FOUR_BITS = 3, 6
+"""Programs of a multiprocessor that share the tiles of a product with few; of few rows of four bits
+there is little to read, and each waits."""
 TOGETHER = 4
 """Most programs for which a multiprocessor has room at a time."""
 STAGES = 3, 8
@@ -118,30 +119,29 @@ def step_of(weight: Weight, most: int) -> int:
     """Inputs of a step of the depth, at most so many, all of one block where sums are scaled."""
     if isinstance(weight, Tensor):
         return min(most, STEP_BYTES // weight.element_size())
-    if weight.format.bits == 4:
-        return weight.run if weight.format == INT4 else most
     wide = weight.block[1]
-    # a step's sum is multiplied by one scale
-    return most if wide >= weight.shape[-1] else math.gcd(most, wide)
+    return most if weight.format.bits == 4 or wide >= weight.shape[-1] else math.gcd(most, wide)
 
 
-def splits_of(lines: int, depth: int, processors: int, step: int = DEPTH) -> int:
-    """How many programs share a tile, each with a part of the depth, on so many multiprocessors.
+def splits_of(lines: int, depth: int, programs: int, step: int = DEPTH) -> int:
+    """How many programs share a tile, each with a part of the depth, where so many run at once.
 
-    As many as run at once, where each has a thousand inputs, and none is left without any.
+    Each has a thousand inputs, and none is left without any.
     """
     tiles, steps = triton.cdiv(lines, LINES), triton.cdiv(depth, step)
-    wanted = max(min(RESIDENT * processors // tiles, depth // LEAST_DEPTH), 1)
+    wanted = max(min(programs // tiles, depth // LEAST_DEPTH), 1)
     return triton.cdiv(steps, triton.cdiv(steps, wanted))
 
 
-def room_of(x: Tensor, numbers: int) -> int:
+def room_of(x: Tensor, numbers: int, bits: int) -> int:
     """Bytes of shared memory for steps on their way to a program that multiplies rows like x.
 
-    numbers: of the weight, in a step. In float32, which tensor cores do not multiply, they pass
-    through shared memory once more when they are widened.
+    numbers: of the weight, in a step, of so many bits. Where they pass through shared memory once
+    more when they are widened, they take some of it: in float32, which tensor cores do not
+    multiply, and four bits before Hopper, whose tensor cores take the most forms.
     """
-    return shared_memory(x) - (numbers * 4 if x.dtype == torch.float32 else 0)
+    widened = 4 if x.dtype == torch.float32 else 2 if bits == 4 and not overlaps(x) else 0
+    return shared_memory(x) - numbers * widened
 
 
 def stages_that_fit(stages: int, step_bytes: int, room: int) -> int:
@@ -163,7 +163,7 @@ def stages_for(programs: int, step_bytes: int, room: int, processors: int) -> in
 
 def height_for(rows: int, step: int, x: Tensor, bits: int = 8) -> int:
     """Rows of a program: no more than it has room for."""
-    height, room = min(padded(rows), MOST_ROWS), room_of(x, LINES * step)
+    height, room = min(padded(rows), MOST_ROWS), room_of(x, LINES * step, bits)
     while step_bytes(height, step, x, bits) > room:
         height //= 2
     return height
@@ -175,7 +175,7 @@ def step_bytes(height: int, step: int, x: Tensor, bits: int = 8) -> int:
 
 
 def division_of(call: ProductCall) -> Division:
-    """How a call is divided: by its weight alone, except for few rows of a tensor or in FP4."""
+    """How a call is divided: by its weight alone, but for few rows of a tensor or of four bits."""
     x, weight, (rows, depth) = call.x, call.weight, call.x.shape
     if isinstance(weight, Tensor) and not call.fixed:
         gated = call.epilogue is Epilogue.GATE
@@ -185,12 +185,13 @@ def division_of(call: ProductCall) -> Division:
         return Division(lines, tile.depth, padded(rows), tile.splits, False, *how)
     bits = bits_of(weight)
     few = bits == 4 and (call.fixed or padded(rows) == padded(1))
-    step = step_of(weight, FP4_DEPTH if few else DEPTH)
+    step = step_of(weight, FOUR_BITS_DEPTH if few else DEPTH)
     processors, height = multiprocessors(x), height_for(rows, step, x, bits)
-    splits = splits_of(len(weight), depth, processors, max(step, DEPTH))
+    resident = RESIDENT_FOUR_BITS if few else RESIDENT
+    splits = splits_of(len(weight), depth, resident * processors, max(step, DEPTH))
     apart = rows > height and isinstance(weight, Tensor)
     given = Division(LINES, step, height, splits, apart, 0)
-    room, bytes_of_step = room_of(x, LINES * step), step_bytes(height, step, x, bits)
+    room, bytes_of_step = room_of(x, LINES * step, bits), step_bytes(height, step, x, bits)
     programs = math.prod(given.grid(len(weight), rows))
     return replace(given, stages=stages_for(programs, bytes_of_step, room, processors))
 
@@ -198,23 +199,22 @@ def division_of(call: ProductCall) -> Division:
 def launch(call: ProductCall) -> Tensor:
     """Fill a call's results, of which the first is returned."""
     x, weight, (rows, depth) = call.x, call.weight, call.x.shape
-    given, (squares, bias) = division_of(call), call.operands
+    given = division_of(call)
     tiles, across, together = grid = given.grid(len(weight), rows)
     _product[grid](
         x,
-        squares,
+        call.squares,
         operands(weight),
-        bias,
+        call.bias,
         call.results(tiles * across, together, given.lines * given.height),
         rows,
         call.out.shape[1],
         depth,
         *call.shape,
         call.eps,
-        W=Packing.of(weight),
+        W=Packing.of(weight, given.step),
         ROWS=given.height,
         LINES=given.lines,
-        DEPTH=given.step,
         F=call.form(given.splits, given.apart),
         **overlap(x, given.overlaps),
         num_warps=given.warps,
@@ -253,7 +253,6 @@ def _product(
     W: tl.constexpr,
     ROWS: tl.constexpr,
     LINES: tl.constexpr,
-    DEPTH: tl.constexpr,
     F: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -269,14 +268,13 @@ def _product(
     else:
         # past the last line that one again: loads need no mask
         line = tl.minimum(column, outputs - 1).to(tl.int64)
-    x_at = x + row.to(tl.int64)[None, :] * depth
-    x_at += first_inputs(W, DEPTH)[:, None]
-    share = tl.cdiv(tl.cdiv(depth, DEPTH), F.splits) * DEPTH
+    x_at = x + row.to(tl.int64) * depth
+    share = tl.cdiv(tl.cdiv(depth, W.step), F.splits) * W.step
     first = split * share
     past = depth if F.apart else tl.minimum(first + share, depth)
     if OVERLAP:
         # a weight is nobody's result: what is read of it does not wait for the launch before
-        ahead = tl.minimum(first + tl.arange(0, AHEAD) * DEPTH, tl.maximum(past - DEPTH, 0))
+        ahead = tl.minimum(first + tl.arange(0, AHEAD) * W.step, tl.maximum(past - W.step, 0))
         ahead = ahead[None, :] // W.together
         prefetch(weight.numbers + line[:, None] * words(depth, W) + ahead)
     wait(OVERLAP)
@@ -298,14 +296,14 @@ def _product(
             return
         total = gathered(at, results.arrivals, own, F.splits)
     total = factored(total, weight.factors, line, W)
-    if F.scaled:
+    if squares is not None:
         total = total * over_rms(squares, parts, held, row, real, depth, eps, F.parts)[None, :]
     kind = results.out.dtype.element_ty
     if F.gated:
         # rounded as a product is that is written before its gate is taken
         gate, up = halves(total.to(kind).to(tl.float32))
         total = gate * tl.sigmoid(gate) * up
-    if F.bias:
+    if bias is not None:
         total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[:, None]
     place = row.to(tl.int64)[None, :] * outputs + column[:, None]
     keep = real[None, :] & inside[:, None]

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.triton.weights import Packing, factored, first_inputs, operands, words
+from peagle.ops.triton.weights import Packing, factored, operands, words
 from peagle.ops.triton.widening import e2m1_at, e4m3, powers, scales_e4m3
 from peagle.ops.weight import QuantizedWeight
 
@@ -24,27 +24,26 @@ def widened(weight: QuantizedWeight, rows: slice, dtype: torch.dtype) -> Tensor:
         rows.start,
         count,
         depth,
-        W=Packing.of(weight),
+        W=Packing.of(weight, STEP),
         LINES=LINES,
-        STEP=STEP,
     )
     return out
 
 
 @triton.jit(do_not_specialize=["first"])
-def _widen(
-    weight, out, first, count, depth, W: tl.constexpr, LINES: tl.constexpr, STEP: tl.constexpr
-):
+def _widen(weight, out, first, count, depth, W: tl.constexpr, LINES: tl.constexpr):
     together: tl.constexpr = W.together
     row = tl.program_id(0) * LINES + tl.arange(0, LINES)
     line = (first + tl.minimum(row, count - 1)).to(tl.int64)
-    start = tl.program_id(1) * STEP
-    place = start // together + tl.arange(0, STEP // together)
+    start = tl.program_id(1) * W.step
+    apart: tl.constexpr = W.run // together
+    word = tl.arange(0, W.step // together)
+    place, first_input = start // together + word, start + word // apart * W.run + word % apart
     width = words(depth, W)
     numbers_at = weight.numbers + line[:, None] * width + place[None, :]
     found = tl.load(numbers_at, mask=(place < width)[None, :], other=0)
     for number in tl.static_range(together):
-        at = start + first_inputs(W, STEP) + number * (W.run // together)
+        at = first_input + number * apart
         # a run may end behind the depth: its last numbers have no scale and are not kept
         block = tl.minimum(at, depth - 1) // W.wide
         shared_at = (line // W.high * W.columns)[:, None] + block[None, :]

@@ -11,25 +11,80 @@ To the product -0 is added, which changes nothing: before Hopper no instruction 
 import triton
 import triton.language as tl
 
-BFLOAT16_OF_E4M3 = tl.constexpr(
-    """
-    {
-    .reg .b32 lower, rest, power, zero;
-    mov.b32 zero, 0x80008000;
-    mov.b32 power, 0x7B807B80;
-    shl.b32 lower, $2, 8;
-    shl.b32 rest, $2, 4;
-    and.b32 rest, rest, 0x07F007F0;
-    lop3.b32 lower, lower, 0x80008000, rest, 0xEA;
-    fma.rn.bf16x2 $0, lower, power, zero;
-    shr.u32 rest, $2, 4;
-    and.b32 rest, rest, 0x07F007F0;
-    lop3.b32 rest, $2, 0x80008000, rest, 0xEA;
-    fma.rn.bf16x2 $1, rest, power, zero;
-    }
-    """
+
+def _asm(registers: str, *lines: str) -> tl.constexpr:
+    """Instructions for a pair of numbers, which a thread has in 32 bits."""
+    return tl.constexpr("\n".join(("{", f".reg .b32 {registers}, zero;", *lines, "}")))
+
+
+ZERO = "mov.b32 zero, 0x80008000;"
+OF_E4M3 = _asm(
+    "lower, rest, power",
+    ZERO,
+    "mov.b32 power, 0x7B807B80;",
+    "shl.b32 lower, $2, 8;",
+    "shl.b32 rest, $2, 4;",
+    "and.b32 rest, rest, 0x07F007F0;",
+    "lop3.b32 lower, lower, 0x80008000, rest, 0xEA;",
+    "fma.rn.bf16x2 $0, lower, power, zero;",
+    "shr.u32 rest, $2, 4;",
+    "and.b32 rest, rest, 0x07F007F0;",
+    "lop3.b32 rest, $2, 0x80008000, rest, 0xEA;",
+    "fma.rn.bf16x2 $1, rest, power, zero;",
 )
-"""Makes lower and upper numbers of 16 bits, two of which a thread has in 32."""
+OF_E2M1 = _asm(
+    "bits, rest",
+    ZERO,
+    *(
+        f"shl.b32 bits, $4, {3 * place};\n"
+        "and.b32 bits, bits, 0x81C081C0;\n"
+        f"fma.rn.bf16x2 ${place}, bits, ${5 + place}, zero;"
+        for place in range(3)
+    ),
+    "shl.b32 bits, $4, 1;",
+    "and.b32 bits, bits, 0x80008000;",
+    "shr.u32 rest, $4, 3;",
+    "lop3.b32 bits, rest, 0x01800180, bits, 0xEA;",
+    "shr.u32 rest, $4, 7;",
+    "lop3.b32 bits, rest, 0x00400040, bits, 0xEA;",
+    "fma.rn.bf16x2 $3, bits, $8, zero;",
+)
+# `prmt` makes 16 bits of each byte; 0x7B80 is 2 to the power of 120, and 0x5F00 is `SHIFT`
+OF_SCALES = _asm(
+    "bits, power, shift",
+    ZERO,
+    "mov.b32 power, 0x7B807B80;",
+    "mov.b32 shift, 0x5F005F00;",
+    *(
+        f"prmt.b32 bits, $2, 0, {bytes_of};\n"
+        "shl.b32 bits, bits, 4;\n"
+        "fma.rn.bf16x2 bits, bits, power, zero;\n"
+        f"fma.rn.bf16x2 ${place}, bits, shift, zero;"
+        for place, bytes_of in enumerate(("0x4140", "0x4342"))
+    ),
+)
+OF_BYTES = _asm(
+    "bits, sign, one",
+    "mov.b32 one, 0xBF80BF80;",
+    *(
+        f"shr.u32 sign, $2, {8 * place};\n"
+        "lop3.b32 bits, sign, 0x007F007F, 0x43004300, 0xEA;\n"
+        "lop3.b32 sign, sign, 0x00800080, 0x43004300, 0xEA;\n"
+        f"fma.rn.bf16x2 ${place}, sign, one, bits;"
+        for place in range(2)
+    ),
+)
+OF_CODES = _asm(
+    "bits, one",
+    "mov.b32 one, 0x3F803F80;",
+    *(
+        f"shr.u32 bits, $4, {4 * place};\n"
+        "lop3.b32 bits, bits, 0x000F000F, 0x43004300, 0xEA;\n"
+        f"fma.rn.bf16x2 ${place}, bits, one, ${5 + place};"
+        for place in range(4)
+    ),
+)
+"""Instructions that `e4m3`, `e2m1`, `scales_e4m3`, `integers8` and `integers4` carry out."""
 
 
 @triton.jit
@@ -42,12 +97,7 @@ def e4m3(codes, kind: tl.constexpr):
     # bits, and 2 to the power of 120 is the difference of the exponents' biases
     if kind == tl.bfloat16:
         return tl.inline_asm_elementwise(
-            BFLOAT16_OF_E4M3,
-            "=r,=r,r",
-            [codes],
-            dtype=(tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=2,
+            OF_E4M3, "=r,=r,r", [codes], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
     else:  # noqa: RET505 (Triton compiles one branch only, so there must be two)
         lower, upper = (codes & 0xFF).to(tl.uint8), ((codes >> 8) & 0xFF).to(tl.uint8)
@@ -73,40 +123,17 @@ def e2m1(codes, scales, kind: tl.constexpr):
     """
     if kind == tl.bfloat16:
         return tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 bits, rest, zero;
-            mov.b32 zero, 0x80008000;
-            and.b32 bits, $4, 0x81C081C0;
-            fma.rn.bf16x2 $0, bits, $5, zero;
-            shl.b32 bits, $4, 3;
-            and.b32 bits, bits, 0x81C081C0;
-            fma.rn.bf16x2 $1, bits, $6, zero;
-            shl.b32 bits, $4, 6;
-            and.b32 bits, bits, 0x81C081C0;
-            fma.rn.bf16x2 $2, bits, $7, zero;
-            shl.b32 bits, $4, 1;
-            and.b32 bits, bits, 0x80008000;
-            shr.u32 rest, $4, 3;
-            lop3.b32 bits, rest, 0x01800180, bits, 0xEA;
-            shr.u32 rest, $4, 7;
-            lop3.b32 bits, rest, 0x00400040, bits, 0xEA;
-            fma.rn.bf16x2 $3, bits, $8, zero;
-            }
-            """,
+            OF_E2M1,
             "=r,=r,=r,=r,r,r,r,r,r",
             [codes, scales[0], scales[1], scales[2], scales[3]],
-            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=2,
         )
     else:  # noqa: RET505 (as above)
-        return (
-            e2m1_at(codes, 0, scales[0]).to(kind),
-            e2m1_at(codes, 1, scales[1]).to(kind),
-            e2m1_at(codes, 2, scales[2]).to(kind),
-            e2m1_at(codes, 3, scales[3]).to(kind),
-        )
+        first, second = e2m1_at(codes, 0, scales[0]), e2m1_at(codes, 1, scales[1])
+        third, fourth = e2m1_at(codes, 2, scales[2]), e2m1_at(codes, 3, scales[3])
+        return first.to(kind), second.to(kind), third.to(kind), fourth.to(kind)
 
 
 @triton.jit
@@ -131,10 +158,14 @@ def powers(exponents, kind: tl.constexpr):
 @triton.jit
 def scales_e4m3(codes, kind: tl.constexpr):
     """E4M3 bytes without signs as numbers, times `SHIFT`."""
-    # float32 with the same exponent and mantissa is too small by the difference of the biases
-    bits = (codes.to(tl.int32) << 20).to(tl.float32, bitcast=True)
-    found = bits * (2.0**120) * SHIFT
-    return found.to(tl.bfloat16) if kind == tl.bfloat16 else found
+    # the same exponent and mantissa are too small by the difference of the biases
+    if kind == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            OF_SCALES, "=r,=r,r", [codes], tl.bfloat16, is_pure=True, pack=4
+        )
+    else:  # noqa: RET505 (as above)
+        bits = (codes.to(tl.int32) << 20).to(tl.float32, bitcast=True)
+        return bits * (2.0**120) * SHIFT
 
 
 @triton.jit
@@ -144,28 +175,7 @@ def integers8(codes, kind: tl.constexpr):
     # sign, in the lowest bit of the exponent, makes 256 of the 128 that is subtracted
     if kind == tl.bfloat16:
         return tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 bits, sign, one;
-            mov.b32 one, 0xBF80BF80;
-            and.b32 bits, $2, 0x007F007F;
-            or.b32 bits, bits, 0x43004300;
-            and.b32 sign, $2, 0x00800080;
-            or.b32 sign, sign, 0x43004300;
-            fma.rn.bf16x2 $0, sign, one, bits;
-            shr.u32 sign, $2, 8;
-            and.b32 bits, sign, 0x007F007F;
-            or.b32 bits, bits, 0x43004300;
-            and.b32 sign, sign, 0x00800080;
-            or.b32 sign, sign, 0x43004300;
-            fma.rn.bf16x2 $1, sign, one, bits;
-            }
-            """,
-            "=r,=r,r",
-            [codes],
-            dtype=(tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=2,
+            OF_BYTES, "=r,=r,r", [codes], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
     else:  # noqa: RET505 (as above)
         lower, upper = (codes & 0xFF).to(tl.int8), ((codes >> 8) & 0xFF).to(tl.int8)
@@ -174,46 +184,48 @@ def integers8(codes, kind: tl.constexpr):
 
 @triton.jit
 def integers4(codes, zeros, kind: tl.constexpr):
-    """The four codes of each 16 bits, the first lowest, less a zero point each [lines]."""
+    """The four codes of each 16 bits, the first lowest, less the zero points of groups.
+
+    zeros: [lines, groups], of the one, two or four groups that the four quarters of a run are in.
+    """
+    groups: tl.constexpr = zeros.shape[1]
+    first, third = part_of(zeros, 0, groups), part_of(zeros, groups // 2, groups)
+    second, fourth = part_of(zeros, groups // 4, groups), part_of(zeros, groups - 1, groups)
     if kind == tl.bfloat16:
         # as of eight bits: 128 + code, less 128 + zero point
         return tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 bits, one;
-            mov.b32 one, 0x3F803F80;
-            lop3.b32 bits, $4, 0x000F000F, 0x43004300, 0xEA;
-            fma.rn.bf16x2 $0, bits, one, $5;
-            shr.u32 bits, $4, 4;
-            lop3.b32 bits, bits, 0x000F000F, 0x43004300, 0xEA;
-            fma.rn.bf16x2 $1, bits, one, $6;
-            shr.u32 bits, $4, 8;
-            lop3.b32 bits, bits, 0x000F000F, 0x43004300, 0xEA;
-            fma.rn.bf16x2 $2, bits, one, $7;
-            shr.u32 bits, $4, 12;
-            lop3.b32 bits, bits, 0x000F000F, 0x43004300, 0xEA;
-            fma.rn.bf16x2 $3, bits, one, $8;
-            }
-            """,
+            OF_CODES,
             "=r,=r,=r,=r,r,r,r,r,r",
-            [codes, _less(zeros[0]), _less(zeros[1]), _less(zeros[2]), _less(zeros[3])],
-            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            [codes, _less(first), _less(second), _less(third), _less(fourth)],
+            (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
             is_pure=True,
             pack=2,
         )
     else:  # noqa: RET505 (as above)
         return (
-            ((codes & 15).to(tl.float32) - zeros[0][:, None]).to(kind),
-            ((codes >> 4 & 15).to(tl.float32) - zeros[1][:, None]).to(kind),
-            ((codes >> 8 & 15).to(tl.float32) - zeros[2][:, None]).to(kind),
-            ((codes >> 12 & 15).to(tl.float32) - zeros[3][:, None]).to(kind),
+            ((codes & 15).to(tl.float32) - first).to(kind),
+            ((codes >> 4 & 15).to(tl.float32) - second).to(kind),
+            ((codes >> 8 & 15).to(tl.float32) - third).to(kind),
+            ((codes >> 12 & 15).to(tl.float32) - fourth).to(kind),
         )
 
 
 @triton.jit
 def _less(zero):
-    """The number that is added to 128 + code: [lines, 1]."""
-    return (-128.0 - zero).to(tl.bfloat16)[:, None]
+    """The number that is added to 128 + code."""
+    return (-128.0 - zero).to(tl.bfloat16)
+
+
+@triton.jit
+def part_of(x, part: tl.constexpr, PARTS: tl.constexpr):
+    """One of so many equal parts of the columns of x [lines, columns]."""
+    if PARTS == 1:
+        return x
+    else:  # noqa: RET505 (as above)
+        first, last = x.reshape(x.shape[0], 2, x.shape[1] // 2).permute(0, 2, 1).split()
+        if part < PARTS // 2:
+            return part_of(first, part, PARTS // 2)
+        return part_of(last, part - PARTS // 2, PARTS // 2)
 
 
 @triton.jit
