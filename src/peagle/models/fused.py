@@ -24,7 +24,6 @@ from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
 from peagle.ops.residual import Beside, BlockWeights
 from peagle.ops.swiglu import swiglu
-from peagle.ops.weight import dense
 
 AttendProduct = Callable[[int, Tensor, QKVSpec], Tensor]
 """(layer, its q, k, v product [rows, width], how to read it) -> [rows, heads * head_dim]."""
@@ -140,7 +139,7 @@ class FusedLayers:
             inner = mlp.gated(residual.linear(x, mlp.gate_up))
             stream, x = residual.add(inner, mlp.down, stream, norm)
         elif isinstance(mlp, SharedExperts):
-            beside = Beside(_through(mlp.shared, x), dense(mlp.shared_gate.weight), x)
+            beside = Beside(_through(mlp.shared, x), mlp.shared_gate, x)
             stream, x = residual.add_mixture(x, mlp.experts, stream, norm, beside)
         else:
             stream, x = residual.add_mixture(x, mlp, stream, norm)

@@ -8,7 +8,6 @@ product that follows: with few rows, no separate pass over the stream is left.
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from peagle.ops.linear import Linear
 from peagle.ops.moe import EXPERTS, Experts
@@ -75,8 +74,8 @@ class Beside:
 
     added: Tensor
     """[rows, hidden_size]"""
-    gate: Tensor
-    """[1, hidden_size]"""
+    gate: Linear
+    """hidden_size -> 1, in 16 or 32 bits"""
     x: Normed
     """What the gate reads: the stream under a norm."""
 
@@ -90,6 +89,6 @@ def add_mixture(
     stream: [rows, hidden_size].
     """
     if beside is not None:
-        stream = stream + beside.added * F.linear(beside.x.x, beside.gate.to(stream)).sigmoid()
+        stream = stream + beside.added * linear(beside.x, beside.gate).sigmoid()
     total = stream + experts(x.x)
     return total, normed(total, norm)

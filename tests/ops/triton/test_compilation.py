@@ -305,7 +305,9 @@ for name, own in FOUR_BITS.items():
     kinds = "*u8" if own.kind in ("nvfp4", "mxfp4") else BF16
     types |= {"scales": kinds, "zeros": "*u8" if own.zeros else kinds, "factors": F32}
     for rows, flags in ((16, {"adds": True, "splits": 4}), (64, {"squares": True, "gated": True})):
-        constants = {**sizes, "W": own, "ROWS": rows, **product_form(64, **flags)}
+        step = 256 if rows == 16 and own.together == 4 else 128
+        constants = {**sizes, **product_form(64, **flags), "W": replace(own, step=step)}
+        constants["ROWS"] = rows
         made = compiled("skinny_product", "_product", types, constants, num_stages=4)
         assert spilled(made) == 0, (name, rows)
     tile = {"W": own, "LINES": 16}
@@ -319,8 +321,8 @@ for rows, apart in ((16, False), (128, True)):
 types |= {"numbers": "*i16"} | dict.fromkeys(("scales", "zeros", "factors"), F32)
 from peagle.ops.triton import skinny_product
 
-ROOM = 99 << 10  # of an L4 or an RTX 4090, for one program
-ADA = GPUTarget("cuda", 89, 32)
+ROOM = 99 << 10  # of an L4, an RTX 4090 or an RTX 5090, for one program
+ADA, BLACKWELL = GPUTarget("cuda", 89, 32), GPUTarget("cuda", 120, 32)
 kinds = {BF16: torch.bfloat16, F32: torch.float32}
 for kind, rows, programs, gpu, most in (
     *((BF16, 16, 1, ADA, ROOM), (BF16, 64, 1, ADA, ROOM), (BF16, 130, 500, ADA, ROOM)),
@@ -357,10 +359,9 @@ for packed, kind, block in (
     flags = {"E": ExpertSizes(768, depth, block, tiling.lines)}
     flags["W"] = packing(packed, *of_blocks, step=tiling.depth)
     flags["G"] = Gates(8, 7.0, 1.702, gelu=False)
-    needed = compiled(
-        "experts", "_gate_up_kernel", types, flags, ADA, num_stages=stages
-    ).metadata.shared
-    assert needed <= ROOM, (packed, kind, block, stages, needed)
+    for gpu in (ADA, BLACKWELL):
+        made = compiled("experts", "_gate_up_kernel", types, flags, gpu, num_stages=stages)
+        assert made.metadata.shared <= ROOM, (packed, kind, block, stages, gpu)
 types = {"x": BF16, "numbers": "*i16", "scales": F32}
 for group, width, groups in ((128, 128, 16), (4096, 4096, 1)):
     sizes = {"LARGEST": 448.0, "LEAST": 1e-12, "GROUP": group, "GROUPS": groups}

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from peagle.ops import moe as reference
 from peagle.ops import triton
+from peagle.ops.linear import Linear
 from peagle.ops.moe import Clamped, Experts, ExpertWeights
 from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.products.normed import Normed
@@ -224,21 +225,23 @@ def test_what_is_beside_experts_is_added_through_a_gate(device: torch.device, sc
     from peagle.ops.triton import moe as kernels
 
     stream, added = (torch.randn(5, 40).to(device) for _ in range(2))
-    own, norm = (RMSNorm(40, 1e-6).to(device).requires_grad_(False) for _ in range(2))
+    own, norm = (RMSNorm(40, eps).to(device).requires_grad_(False) for eps in (1e-2, 1e-6))
     own.weight.copy_(torch.rand(40) + 0.5)
     experts = Experts(40, 24, 8, 3, normalize=True).requires_grad_(False)
     experts.router.data, experts.gate_up.data, experts.down.data = made(8, 40, 24)
-    experts, gate = experts.to(device), torch.randn(1, 40).to(device)
-    normed = rms_norm(stream, own.weight, 1e-6)
-    x = Normed(normed, None, 1e-6)
+    gate = Linear(40, 1).requires_grad_(False)
+    gate.weight.copy_(torch.randn(1, 40))
+    experts, gate = experts.to(device), gate.to(device)
+    normed = rms_norm(stream, own.weight, 1e-2)
+    x = Normed(normed, None, 1e-2)
     if scaled:
-        x = Normed(stream * own.weight, stream.square().sum(dim=1)[None], 1e-6)
+        x = Normed(stream * own.weight, stream.square().sum(dim=1)[None], 1e-2)
     total, out = kernels.add_mixture(x, experts, stream, norm, Beside(added, gate, x))
-    expected = stream + added * (normed @ gate.T).sigmoid()
+    expected = stream + added * (normed @ gate.weight.T).sigmoid()
     expected += reference.moe(normed, experts.weights())
     torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(out.x, rms_norm(expected, norm.weight, 1e-6), atol=1e-5, rtol=1e-5)
-    given = Normed(normed, None, 1e-6)
+    given = Normed(normed, None, 1e-2)
     found, _ = add_mixture(given, experts, stream, norm, Beside(added, gate, given))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 

@@ -46,7 +46,7 @@ def mxfp4_weight(*shape: int) -> QuantizedWeight:
     return QuantizedWeight(MXFP4, blocks.flatten(-2), scales, (1, 32))
 
 
-GROUPS = {"int4 32": 32, "int4 64": 64, "int4 128": 128, "int4": None}
+GROUPS = {"int4 32": 32, "int4 64": 64, "int4 128": 128, "int4 256": 256, "int4": None}
 
 
 def four_bits(form: str, *shape: int) -> QuantizedWeight:
@@ -82,6 +82,8 @@ def depth_for(form: str) -> int:
     """Depths that end within runs, where groups do not forbid it."""
     if form.startswith("nvfp4"):
         return 336
+    if "256" in form:
+        return 768
     return 384 if "128" in form else 352 if form.startswith(("mxfp4", "int4 32")) else 320
 
 
@@ -216,6 +218,38 @@ def test_a_product_in_bfloat16(device: torch.device, rows: int, block: tuple[int
     gate, up = wanted.bfloat16().float().chunk(2, dim=-1)
     wanted = (torch.nn.functional.silu(gate) * up).bfloat16()
     torch.testing.assert_close(kernels.gated(x, None, 1e-5, weight), wanted, atol=2e-3, rtol=2e-2)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("rows", [1, 16, 64, 200])
+@pytest.mark.parametrize("form", [*FOUR_BITS, "int8"])
+def test_a_product_of_few_bits_in_bfloat16(device: torch.device, rows: int, form: str):
+    from peagle.ops.triton import few_rows as kernels
+
+    made = int8_weight(200, 1152) if form == "int8" else four_bits(form, 200, 2 * depth_for(form))
+    weight = made.to(device)
+    x = torch.randn(rows, weight.shape[1]).to(device, torch.bfloat16)
+    found = kernels.linear(x, None, 1e-5, weight, None).float()
+    wanted = x.float() @ weight.dense().T
+    assert ((found - wanted).norm(dim=0) <= 6e-3 * wanted.norm(dim=0)).all()
+
+
+@pytest.mark.parametrize("form", ["fp8", *FOUR_BITS, "int8"])
+def test_a_row_alone_is_the_same_with_batch_invariance(device: torch.device, form: str):
+    """FP8's depth has an odd number of runs of 64 inputs."""
+    from peagle.ops.triton import few_rows as kernels
+
+    if form == "fp8":
+        weight = fp8_weight(200, 576, block=None).to(device)
+    else:
+        made = int8_weight(200, 576) if form == "int8" else four_bits(form, 200, depth_for(form))
+        weight = made.to(device)
+    # bits move in the registers of a GPU
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    x = torch.randn(200, weight.shape[1]).to(device, dtype)
+    whole = kernels.invariant(x, weight, None)
+    for rows in (1, 8, 16, 32, 64, 128):
+        assert torch.equal(kernels.invariant(x[:rows], weight, None), whole[:rows])
 
 
 @pytest.mark.sweep

@@ -104,11 +104,14 @@ def test_every_four_codes_of_integers(zero: int):
 
 
 def test_every_scale_of_nvfp4():
-    codes = torch.arange(0x7F)
-    found = run(widening.scales_e4m3, codes | codes << 8 | codes << 16 | codes << 24)
-    wanted = codes.to(torch.uint8).view(torch.float8_e4m3fn).double() * 2.0**63
-    for each in found:
-        assert torch.equal(numbers(each).double(), wanted)
+    """Four of them, each another one, in 32 bits."""
+    codes = [torch.arange(0x7F).roll(shift) for shift in range(4)]
+    word = codes[0] | codes[1] << 8 | codes[2] << 16 | codes[3] << 24
+    found = run(widening.scales_e4m3, word)
+    halves = [each >> shift & 0xFFFF for each in found for shift in (0, 16)]
+    for half, code in zip(halves, codes, strict=True):
+        wanted = code.to(torch.uint8).view(torch.float8_e4m3fn).double() * 2.0**63
+        assert torch.equal(half.to(torch.int16).view(torch.bfloat16).double(), wanted)
 
 
 def test_every_four_codes_of_e2m1():

@@ -226,7 +226,7 @@ def _shared(spec: MixtureSpec, hidden_size: int, place: Place) -> list[TensorRul
         *_experts(spec.experts, hidden_size, place, "mlp.experts", "mlp.experts"),
         *place.linear("mlp.shared.gate_up", parts, inner, bias=False),
         *place.linear("mlp.shared.down", ("mlp.shared_expert.down_proj",), (hidden_size,), False),
-        *place.linear("mlp.shared_gate", ("mlp.shared_expert_gate",), (1,), bias=False),
+        place.rule("mlp.shared_gate.weight", ("mlp.shared_expert_gate.weight",), (1,)),
     ]
 
 

@@ -16,6 +16,7 @@ from peagle.ops.products.normed import Normed
 from peagle.ops.residual import Beside
 from peagle.ops.sandwich import Mixture, MixtureInputs
 from peagle.ops.triton.launch import begin, overlap
+from peagle.ops.weight import Weight
 
 
 class NormWeights(NamedTuple):
@@ -47,8 +48,8 @@ class GatedRows(NamedTuple):
     """[rows, width]"""
     inputs: Tensor
     """[rows, width] what the gate reads: the stream under a norm."""
-    gate: Tensor
-    """[1, width]"""
+    gate: Weight
+    """[1, width], a tensor"""
 
 
 def normed(x: Tensor, norm: RMSNorm) -> Normed:
@@ -117,12 +118,12 @@ def _launch(
         scalar,
         NormWeights(*(each.weight for each in weights)),
         read,
-        beside and GatedRows(beside.added, beside.x.x, beside.gate),
+        beside and GatedRows(beside.added, beside.x.x, beside.gate.weight),
         total,
         out,
         width,
         summands.stride(0),
-        norm.eps if own is None else own.eps,
+        (beside.x if beside else own or norm).eps,
         norm.eps,
         width**-0.5,
         COUNT=count,

@@ -4,10 +4,10 @@ The weight is the left operand, so that a tile is [lines, rows]: a tensor core's
 16 or 64 lines of its left operand and as few as 8 of its right one, and the left one may come from
 registers, where the numbers are widened (`weights`). How the depth is divided follows from the
 weight alone, so that a row's result is the same to the last bit among any number of rows; only
-numbers of four bits have two steps, for few rows and for more. A tile of gates has as many lines of
-what they gate behind them.
+weights of four bits are divided in two ways, for few rows and for more. A tile of gates has as many
+lines of what they gate behind them.
 
-With `batch_invariant` four bits have one step, and tensors are divided like other weights. Where
+With `batch_invariant` four bits are divided in one way, and tensors like other weights. Where
 rows are many, a program takes all parts of a tensor's depth one after the other, and adds them up
 in the same order. How other products of tensors are divided `tiles` says.
 """
@@ -23,11 +23,11 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.products.product import Epilogue
+from peagle.ops.triton import on_hopper
 from peagle.ops.triton.launch import (
     announce,
     multiprocessors,
     overlap,
-    overlaps,
     prefetch,
     shared_memory,
     wait,
@@ -54,8 +54,8 @@ of other programs, and registers, so that products wait for each other."""
 LEAST_DEPTH = 1024
 """The least depth of the weight for a program whose tile is shared."""
 RESIDENT, RESIDENT_FOUR_BITS = 3, 6
-"""Programs of a multiprocessor that share the tiles of a product with few; of few rows of four bits
-there is little to read, and each waits."""
+"""Programs of a multiprocessor that share the tiles of a product with few tiles; more where weights
+have four bits and rows are few, since each program waits for its products, not for memory."""
 TOGETHER = 4
 """Most programs for which a multiprocessor has room at a time."""
 STAGES = 3, 8
@@ -126,7 +126,7 @@ def step_of(weight: Weight, most: int) -> int:
 def splits_of(lines: int, depth: int, programs: int, step: int = DEPTH) -> int:
     """How many programs share a tile, each with a part of the depth, where so many run at once.
 
-    Each has a thousand inputs, and none is left without any.
+    Where tiles are shared, each program has at least a thousand inputs.
     """
     tiles, steps = triton.cdiv(lines, LINES), triton.cdiv(depth, step)
     wanted = max(min(programs // tiles, depth // LEAST_DEPTH), 1)
@@ -136,11 +136,11 @@ def splits_of(lines: int, depth: int, programs: int, step: int = DEPTH) -> int:
 def room_of(x: Tensor, numbers: int, bits: int) -> int:
     """Bytes of shared memory for steps on their way to a program that multiplies rows like x.
 
-    numbers: of the weight, in a step, of so many bits. Where they pass through shared memory once
-    more when they are widened, they take some of it: in float32, which tensor cores do not
-    multiply, and four bits before Hopper, whose tensor cores take the most forms.
+    numbers: of the weight, in a step, of so many bits. Widened ones pass through shared memory once
+    more in float32, which tensor cores do not multiply, and those of four bits on all but Hopper's
+    tensor cores: that much is not left for steps.
     """
-    widened = 4 if x.dtype == torch.float32 else 2 if bits == 4 and not overlaps(x) else 0
+    widened = 4 if x.dtype == torch.float32 else 2 if bits == 4 and not on_hopper(x) else 0
     return shared_memory(x) - numbers * widened
 
 
@@ -184,7 +184,7 @@ def division_of(call: ProductCall) -> Division:
         how = tile.stages, tile.warps, tile.overlaps
         return Division(lines, tile.depth, padded(rows), tile.splits, False, *how)
     bits = bits_of(weight)
-    few = bits == 4 and (call.fixed or padded(rows) == padded(1))
+    few = bits == 4 and not call.fixed and padded(rows) == padded(1)
     step = step_of(weight, FOUR_BITS_DEPTH if few else DEPTH)
     processors, height = multiprocessors(x), height_for(rows, step, x, bits)
     resident = RESIDENT_FOUR_BITS if few else RESIDENT

@@ -153,11 +153,12 @@ def _eight_bits(
         found_at = numbers_at + k // 2
         found = tl.load(found_at, mask=inside[None, :], other=0, eviction_policy=EVICTION)
         numbers = e4m3(found, kind) if W.kind == "fp8" else integers8(found, kind)
-        if x_at.shape[0] == FEW:
+        if x_at.shape[0] == FEW and W.step == W.run:
             a = _inputs(x_at, real, k, past, W.step)
             part = tl.dot(_in_order(numbers, W), a, input_precision="ieee")
         else:
-            # two products of half the inputs each keep fewer numbers in registers
+            # two products of half the inputs each keep fewer numbers in registers; of whole runs
+            # both take the inputs in one order
             mask = inside[:, None] & real[None, :]
             a = tl.load(halves_at + k, mask=mask, other=0.0)
             b = tl.load(halves_at + k + half, mask=mask, other=0.0)
@@ -240,7 +241,7 @@ def _in_order(numbers, W: tl.constexpr):
     #   FP4, run of 64             0 16 32 48 │ 1 17 33 49 │ ... │ 15 31 47 63 │ 64 80 ...
     #   int4, run of 128           0 32 64 96 │ 1 33 65 97 │ ... │ 31 63 95 127 │ 128 160 ...
     #
-    # a thread keeps its numbers, since 16 neighbours of a line are shared in one way everywhere
+    # On Hopper a thread keeps its numbers: it has the same places of any 16 neighbours of a line.
     lines: tl.constexpr = numbers[0].shape[0]
     count: tl.constexpr = numbers[0].shape[1]
     apart: tl.constexpr = W.run // W.together

@@ -13,7 +13,7 @@ import triton.language as tl
 
 
 def _asm(registers: str, *lines: str) -> tl.constexpr:
-    """Instructions for a pair of numbers, which a thread has in 32 bits."""
+    """Instructions for 32 bits of a thread: two words of packed numbers, or four scales."""
     return tl.constexpr("\n".join(("{", f".reg .b32 {registers}, zero;", *lines, "}")))
 
 

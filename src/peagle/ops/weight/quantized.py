@@ -17,8 +17,8 @@ STRIP = 1 << 22
 class Format(ABC):
     """What the codes of a weight's numbers mean, and in which order they are kept.
 
-    A *run* is as many neighbouring inputs of an output as are ordered together: a kernel multiplies
-    those of its numbers that lie alike in 16 bits by neighbours of its input.
+    A *run* is as many neighbouring inputs of an output as are ordered together, so
+    that those of its numbers that lie alike in 16 bits belong to neighbours.
     """
 
     name: str
