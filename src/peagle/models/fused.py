@@ -169,8 +169,9 @@ def _after_sandwich(
     return sandwich.add(_through(layer.mlp, x), layer.mlp_norm, stream, norm, layer.scalar)
 
 
-def _through(mlp: Any, x: Normed) -> Tensor:
+def _through(mlp: MLP | Experts | SharedExperts, x: Normed) -> Tensor:
     """What an MLP makes of rows: [rows, hidden_size]."""
+    assert isinstance(mlp, MLP)
     if mlp.gated is swiglu:
         inner = residual.gated(x, mlp.gate_up)
     else:

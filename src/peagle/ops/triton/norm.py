@@ -149,7 +149,7 @@ def _under(unit, weight, column, inside):
 
 
 @triton.jit
-def _beside(dense, summed, weights, at, column, inside, width, eps):
+def _mixed(dense, summed, weights, at, column, inside, width, eps):
     """What an MLP gives and what experts do, each normed, and their sum."""
     kind: tl.constexpr = dense.dtype.element_ty
     # rounded before and behind every norm, where the reference writes tensors
@@ -204,7 +204,7 @@ def _add_normed(
     for index in tl.static_range(1, COUNT):
         value += tl.load(place + index * width, mask=inside, other=0.0).to(tl.float32)
     if dense is not None:
-        value = _beside(dense, value, weights, at, column, inside, width, eps)
+        value = _mixed(dense, value, weights, at, column, inside, width, eps)
     if OWN:
         value = _under(_unit(value, width, eps), weights.own, column, inside)
     if stream is not None:
