@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from peagle.ops.triton.tiles import padded
 from peagle.ops.triton.widening import (
     e2m1,
     e4m3,
@@ -27,7 +28,7 @@ from peagle.ops.triton.widening import (
 )
 from peagle.ops.weight import E4M3, Weight
 
-FEW = tl.constexpr(16)
+FEW = tl.constexpr(padded(1))
 """Rows of the smallest tile."""
 
 
@@ -98,6 +99,14 @@ def words(depth, W: tl.constexpr):
 
 
 @triton.jit
+def first_inputs(W: tl.constexpr):
+    """For each 16 bits of a step, the input of their first number, as `_in_order` draws it."""
+    apart: tl.constexpr = W.run // W.together
+    place = tl.arange(0, W.step // W.together)
+    return place // apart * W.run + place % apart
+
+
+@triton.jit
 def sums(x_at, real, weight, line, first, past, depth, W: tl.constexpr, EVICTION: tl.constexpr):
     """Lines of the weight times rows, over a range of the depth: [lines, rows].
 
@@ -142,7 +151,7 @@ def _eight_bits(
     half: tl.constexpr = W.run // 2
     place = tl.arange(0, W.step // 2)
     numbers_at = weight.numbers + line[:, None] * (depth // 2) + place[None, :]
-    halves_at = x_at[None, :] + (place // half * W.run + place % half)[:, None]
+    halves_at = x_at[None, :] + first_inputs(W)[:, None]
     scales_at = weight.scales + (line // W.high) * W.columns
     total = tl.zeros([line.shape[0], x_at.shape[0]], tl.float32)
     scale = tl.load(scales_at + first // W.wide)

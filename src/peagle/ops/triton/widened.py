@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.triton.weights import Packing, factored, operands, words
+from peagle.ops.triton.weights import Packing, factored, first_inputs, operands, words
 from peagle.ops.triton.widening import e2m1_at, e4m3, powers, scales_e4m3
 from peagle.ops.weight import QuantizedWeight
 
@@ -36,14 +36,12 @@ def _widen(weight, out, first, count, depth, W: tl.constexpr, LINES: tl.constexp
     row = tl.program_id(0) * LINES + tl.arange(0, LINES)
     line = (first + tl.minimum(row, count - 1)).to(tl.int64)
     start = tl.program_id(1) * W.step
-    apart: tl.constexpr = W.run // together
-    word = tl.arange(0, W.step // together)
-    place, first_input = start // together + word, start + word // apart * W.run + word % apart
+    place = start // together + tl.arange(0, W.step // together)
     width = words(depth, W)
     numbers_at = weight.numbers + line[:, None] * width + place[None, :]
     found = tl.load(numbers_at, mask=(place < width)[None, :], other=0)
     for number in tl.static_range(together):
-        at = first_input + number * apart
+        at = start + first_inputs(W) + number * (W.run // together)
         # a run may end behind the depth: its last numbers have no scale and are not kept
         block = tl.minimum(at, depth - 1) // W.wide
         shared_at = (line // W.high * W.columns)[:, None] + block[None, :]

@@ -14,13 +14,12 @@ import triton.language as tl
 
 def _asm(registers: str, *lines: str) -> tl.constexpr:
     """Instructions for 32 bits of a thread: two words of packed numbers, or four scales."""
-    return tl.constexpr("\n".join(("{", f".reg .b32 {registers}, zero;", *lines, "}")))
+    declared = f".reg .b32 {registers}, zero;", "mov.b32 zero, 0x80008000;"
+    return tl.constexpr("\n".join(("{", *declared, *lines, "}")))
 
 
-ZERO = "mov.b32 zero, 0x80008000;"
 OF_E4M3 = _asm(
     "lower, rest, power",
-    ZERO,
     "mov.b32 power, 0x7B807B80;",
     "shl.b32 lower, $2, 8;",
     "shl.b32 rest, $2, 4;",
@@ -34,7 +33,6 @@ OF_E4M3 = _asm(
 )
 OF_E2M1 = _asm(
     "bits, rest",
-    ZERO,
     *(
         f"shl.b32 bits, $4, {3 * place};\n"
         "and.b32 bits, bits, 0x81C081C0;\n"
@@ -52,7 +50,6 @@ OF_E2M1 = _asm(
 # `prmt` makes 16 bits of each byte; 0x7B80 is 2 to the power of 120, and 0x5F00 is `SHIFT`
 OF_SCALES = _asm(
     "bits, power, shift",
-    ZERO,
     "mov.b32 power, 0x7B807B80;",
     "mov.b32 shift, 0x5F005F00;",
     *(
