@@ -176,9 +176,7 @@ def normalised(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def kind_problems(
-    config: DrafterConfig,
-    tensors: Mapping[str, Tensor],
-    kind: Kind | None,
+    config: DrafterConfig, tensors: Mapping[str, Tensor], kind: Kind | None
 ) -> list[str]:
     """What is wrong if the files are not of the kind that they are to run as, or of none whole.
 

@@ -167,8 +167,4 @@ def usage(job: Job, done: Sequence[Completion]) -> Json:
 
 
 def _counts(prompt: int, written: int) -> Json:
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
-    }
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}

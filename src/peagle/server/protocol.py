@@ -13,10 +13,7 @@ from peagle.server.messages import MessageBody
 from peagle.server.tool_body import AllowedTools, PlainChoice, ToolBody, ToolChoice, Tools
 
 Limit = Annotated[
-    int | None,
-    Field(ge=-1),
-    AfterValidator(lambda value: None if value == -1 else value),
-    Whole,
+    int | None, Field(ge=-1), AfterValidator(lambda value: None if value == -1 else value), Whole
 ]
 """A number of tokens; -1 is no limit of one's own."""
 Share = Annotated[float, Field(ge=0.0, le=1.0)]

@@ -23,13 +23,7 @@ def argmax(logits: Tensor, offsets: Tensor | None = None) -> Tensor:
         logits, best, place, vocab, logits.stride(0), share, BLOCK=BLOCK, num_warps=8
     )
     _merge[(rows,)](
-        best,
-        place,
-        offsets,
-        out,
-        parts,
-        PARTS=triton.next_power_of_2(parts),
-        num_warps=1,
+        best, place, offsets, out, parts, PARTS=triton.next_power_of_2(parts), num_warps=1
     )
     return out
 

@@ -17,15 +17,7 @@ from peagle.ops.triton.fences import fence
 from peagle.ops.triton.launch import announce, overlap, wait
 from peagle.ops.triton.skinny_product import gate_lines, halves, room_of, stages_that_fit, step_of
 from peagle.ops.triton.swiglu import clamped_swiglu, gated
-from peagle.ops.triton.weights import (
-    Operands,
-    Packing,
-    bits_of,
-    factored,
-    operands,
-    sums,
-    words,
-)
+from peagle.ops.triton.weights import Operands, Packing, bits_of, factored, operands, sums, words
 from peagle.ops.weight import QuantizedWeight, Weight
 
 

@@ -19,13 +19,7 @@ def widened(weight: QuantizedWeight, rows: slice, dtype: torch.dtype) -> Tensor:
     out = torch.empty(count, depth, dtype=dtype, device=weight.device)
     grid = triton.cdiv(count, LINES), triton.cdiv(depth, STEP)
     _widen[grid](
-        operands(weight),
-        out,
-        rows.start,
-        count,
-        depth,
-        W=Packing.of(weight, STEP),
-        LINES=LINES,
+        operands(weight), out, rows.start, count, depth, W=Packing.of(weight, STEP), LINES=LINES
     )
     return out
 
