@@ -77,9 +77,11 @@ def product(rows, **flags):
     types = dict.fromkeys(("x", "bias", "stream", "norm", "out", "scaled"), BF16) | OF_TENSOR
     types |= {"squares": F32, "eps": "fp32", "partial": F32, "arrivals": "*i32"}
     types["results"] = ProductResults
-    sizes = {"ROWS": rows, "LINES": 32 * (1 + flags.get("gated", False)), "W": DENSE}
+    few = flags.pop("few", {})
+    sizes = {"ROWS": rows, "LINES": 32 * (1 + flags.get("gated", False)), "W": DENSE} | few
     sizes |= {"OVERLAP": flags.get("adds", False), **product_form(128, **flags)}
-    made = compiled("skinny_product", "_product", types, sizes, num_stages=5)
+    warps = 2 if few else 4
+    made = compiled("skinny_product", "_product", types, sizes, num_stages=5, num_warps=warps)
     assert spilled(made) == 0, (rows, flags)
 
 
@@ -96,6 +98,8 @@ product(16, adds=True)
 product(32, squares=True, gated=True)
 product(16, squares=True, bias=True)
 product(64, adds=True, splits=2)
+for rows, step in ((16, 256), (64, 128)):
+    product(rows, squares=True, splits=8, few={"LINES": 16, "W": replace(DENSE, step=step)})
 norm = dict.fromkeys(("summands", "dense", "stream", "scalar", "total", "out"), BF16)
 norm |= dict.fromkeys((*NormWeights._fields, *MixtureRows._fields, *GatedRows._fields), BF16)
 norm |= {"weights": NormWeights, "read": MixtureRows, "gated": GatedRows}
@@ -227,8 +231,9 @@ from peagle.ops.triton.expert_blocks import ExpertSizes, Gates, BlockLayout
 
 experts = {"EXPERTS": 128, "BLOCK_E": 128}
 ints = dict.fromkeys(("order", "blocks", "num_blocks", "chosen"), "*i32") | {"layout": BlockLayout}
-sizes = {**experts, "BLOCK_M": 64, "CHUNK": 4096, "OVERLAP": True}
-compiled("expert_blocks", "_layout_kernel", ints, sizes)
+sizes = {**experts, "BLOCK_M": 64, "OVERLAP": True}
+for chunk in (512, 4096):
+    compiled("expert_blocks", "_layout_kernel", ints, {**sizes, "CHUNK": chunk})
 types = dict.fromkeys(("x", "weight", "logits", "bias", "factors", "weights"), BF16) | ints
 types |= dict.fromkeys(("squares", "partial", "scales"), F32)
 types |= {"arrivals": "*i32", "eps": "fp32"}
@@ -416,10 +421,17 @@ heads = DeltaHeads(num_key_heads=16, num_value_heads=48, key_dim=128, value_dim=
 about |= {"inputs": Inputs, "spans": DeltaRows, "strides": Inputs("i32", "i32", "i32")}
 sizes = {"D": DeltaSizes.of(heads, drafts=7), **FLAGS}
 compiled("delta_net", "_norm", about, {**sizes, "TOGETHER": 4}, num_warps=4)
-compiled("delta_net", "_bring", about, {**sizes, "ROWS": 16}, num_warps=4)
-parts = {"VALUES": 32, "KEPT": 64, "PLACES": 16, "STAGES": 4}
-recur = compiled("delta_net", "_recur", about, {**sizes, **parts}, num_warps=1)
-assert spilled(recur) <= 64, spilled(recur)
+compiled("delta_net", "_bring", about, {**sizes, "ROWS": 2, "SPANS": 32}, num_warps=1)
+parts = {"KEPT": 64, "PLACES": 16, "STAGES": 4}
+for values in (16, 32):
+    options = {**sizes, **parts, "VALUES": values}
+    recur = compiled("delta_net", "_recur", about, options, num_warps=1)
+    assert spilled(recur) <= 64, spilled(recur)
+    # sums have the same order whatever VALUES is: four lanes share a value's keys
+    text = recur.asm["ttgir"]
+    name = re.search(rf"\\(tensor<128x{values}xf32, (#\\w+)>\\) -> tensor<{values}xf32", text)[1]
+    (lanes,) = re.findall(rf"{name} = .*threadsPerWarp = \\[(\\d+), (\\d+)\\]", text)
+    assert lanes == ("4", "8"), lanes
 
 types = dict.fromkeys(("qkv", "cache", "norm_weight", "sinks", "out"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)

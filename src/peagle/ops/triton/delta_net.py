@@ -2,8 +2,9 @@
 
 The first reads what a layer has kept, and writes what the rows that are replayed and the pass's own
 bring, side by side. The second takes some values of a request's head a program, which is one warp,
-so that no step waits for another one. One loop runs over all rows, so that a row is computed by the
-same instructions whether it is replayed, sure or a draft.
+so that no step waits for another one: fewer values where there would be too few programs. One loop
+runs over all rows, so that a row is computed by the same instructions whether it is replayed, sure
+or a draft, and a warp's lanes share keys alike however many values it has.
 """
 
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ from torch import Tensor
 from peagle.ops.delta_net import LENGTH_EPS, DeltaHeads, DeltaRows, DeltaState, DeltaWeights
 from peagle.ops.triton.launch import begin, overlap
 
-ROWS = 16
+ROWS = 2
 """Rows of a tile before the recurrence."""
-VALUES, STAGES = 32, 4
-"""Values of a program of the recurrence, and rows that are on their way at once."""
+VALUES, STAGES, PROGRAMS = 32, 4, 384
+"""Most values of a program of the recurrence, rows that are on their way at once, and the programs
+below which each has half of those values."""
+LANES = tl.constexpr(4)
+"""Lanes of a warp that share the keys of a value; there are eight such groups."""
 HEADS = 4
 """Heads of a program after the recurrence."""
 
@@ -73,8 +77,9 @@ def recur(
     inputs = Inputs(product, gates, layer.kept)
     strides = Inputs(product.stride(0), gates.stride(0), layer.kept.stride(0))
     spans = rows._replace(most=0)  # no kernel is compiled for it
-    tiles = triton.cdiv(sizes.drafts + rows.most, ROWS)
-    _bring[(count * tiles, triton.cdiv(heads.inputs, heads.key_dim))](
+    # a tile is of one span, and the last one of a span may be cut short
+    tiles = triton.cdiv(room + count * (ROWS - 1), ROWS)
+    _bring[(tiles, triton.cdiv(heads.inputs, heads.key_dim))](
         inputs,
         weights.conv,
         weights.decay,
@@ -82,16 +87,20 @@ def recur(
         brought,
         spans,
         strides,
-        tiles,
+        count,
         heads.key_dim**-0.5,
         LENGTH_EPS,
         D=sizes,
         ROWS=ROWS,
+        SPANS=max(32, triton.next_power_of_2(count)),
         **overlap(product),
-        num_warps=4,
+        num_warps=1,
     )
     given = product.new_empty(len(product), heads.value_width)
-    values = min(VALUES, heads.value_dim)
+    # as many spans as there would be if all were as long as the longest
+    values, long_spans = min(VALUES, heads.value_dim), max(len(product) // rows.most, 1)
+    if values == VALUES and long_spans * heads.value_width // values < PROGRAMS:
+        values //= 2
     programs = heads.value_width // values
     _recur[(programs, count)](
         inputs,
@@ -147,7 +156,7 @@ def _inputs(inputs, strides, before, place, channel, mask, known, first, replaye
     return tl.load(at, mask=mask & ((new >= 0) | known), other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_spans"])
 def _bring(
     inputs,
     conv,
@@ -156,20 +165,26 @@ def _bring(
     brought,
     spans,
     strides,
-    tiles,
+    num_spans,
     scale,
     length_eps,
     D: tl.constexpr,
     ROWS: tl.constexpr,
+    SPANS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Queries and keys one long, values, how much is written, and what states are multiplied by."""
     begin(OVERLAP)
-    span, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    at = tl.arange(0, SPANS)
+    counts = tl.load(spans.counts + at, mask=at < num_spans, other=0).to(tl.int32)
+    # a span's tiles have room for all drafts that may be replayed; the next span's follow
+    ends = tl.cumsum(tl.where(counts > 0, tl.cdiv(counts + D.drafts, ROWS), 0))
+    passed = ends <= tl.program_id(0)
+    span, tile = tl.sum(passed.to(tl.int32)), tl.program_id(0) - tl.max(tl.where(passed, ends, 0))
+    if span >= num_spans:
+        return
     request, known, first, count, replayed = _span(spans, span)
     row = tile * ROWS + tl.arange(0, ROWS)[:, None]
-    if (tile * ROWS >= replayed + count) | (count == 0):
-        return
     own = row < replayed + count
     channel = tl.program_id(1) * D.keys + tl.arange(0, D.keys)[None, :]
     before, mask = inputs.kept + request * strides.kept, own & (channel < D.inputs)
@@ -221,8 +236,11 @@ def _recur(
         return
     sure = tl.load(spans.sure + span).to(tl.int32)
     head, part = program // (D.width // VALUES), program % (D.width // VALUES)
-    key_lane, lane = tl.arange(0, D.keys), part * VALUES + tl.arange(0, VALUES)
-    at = state + ((request * D.heads + head) * D.keys + key_lane[:, None]) * D.width + lane[None, :]
+    # as many lanes share a value's keys, however many values there are, so that sums have one order
+    lane = part * VALUES + tl.max_contiguous(tl.arange(0, VALUES), VALUES // (32 // LANES))
+    key_lane = tl.arange(0, D.keys)
+    of_key = (request * D.heads + head) * D.keys + _dealt(key_lane, D)[:, None]
+    at = state + of_key * D.width + lane[None, :]
     s = tl.load(at, mask=known & (lane[None, :] >= 0), other=0.0)
     # inputs are kept, each program a share of them, which no other program reads
     channel = program * KEPT + tl.arange(0, KEPT)[None, :]
@@ -245,15 +263,24 @@ def _recur(
     for i in tl.range(0, replayed + count, num_stages=STAGES):
         query, key = tl.load(query_at + i * D.inputs), tl.load(query_at + keys_at + i * D.inputs)
         value, write = tl.load(value_at + i * D.inputs), tl.load(gate_at + i * D.inputs)
-        factor = tl.load(gate_at + D.heads + i * D.inputs)
-        s = s * factor
-        change = (value - tl.sum(s * key[:, None], 0)) * write
-        s += key[:, None] * change[None, :]
+        factor, both = tl.load(gate_at + D.heads + i * D.inputs), tl.sum(query * key, 0)
+        query, key = _dealt(query, D)[:, None], _dealt(key, D)[:, None]
+        # both sums are of the state before the row, so that a row waits once
+        change = (value - factor * tl.sum(s * key, 0)) * write
+        result = factor * tl.sum(s * query, 0) + both * change
+        s = tl.fma(key, change[None, :], s * factor)
         # behind it come drafts, whose state stays in registers
         if i == replayed + sure - 1:
             tl.store(at, s)
-        result = tl.sum(s * query[:, None], 0)
         tl.store(out + i * D.heads * D.width, result, mask=(i >= replayed) & (lane >= 0))
+
+
+@triton.jit
+def _dealt(x, D: tl.constexpr):
+    """Keys so ordered that of `LANES` lanes, which take them in turn, each gets four neighbours,
+    which it reads at once."""
+    x = tl.reshape(x, [D.keys // (4 * LANES), LANES, 4])
+    return tl.reshape(tl.permute(x, (0, 2, 1)), [D.keys])
 
 
 @triton.jit
