@@ -157,7 +157,7 @@ def test_pairs_are_ordered_and_cut_into_blocks(
     from peagle.ops.triton import expert_blocks
     from peagle.ops.triton import routing as kernels
 
-    monkeypatch.setattr(expert_blocks, "CHUNK", 64)
+    monkeypatch.setattr(expert_blocks, "CHUNKS", (128, 64))
     logits = torch.randn(rows, 12).to(device)
     nothing = torch.empty(0, device=device)
     experts = ExpertWeights(torch.eye(12, device=device), nothing, nothing, 4, normalize=True)

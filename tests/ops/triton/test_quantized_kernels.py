@@ -124,9 +124,14 @@ def test_strips_are_widened_to_what_they_stand_for(device: torch.device, form: s
 def test_many_rows_are_multiplied_by_what_is_widened_first(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ):
-    """In strips, whatever the norm and the bias."""
+    """In strips of aligned lines, whatever the norm and the bias."""
+    from peagle.ops.triton import widened as kernels
+
     monkeypatch.setattr(triton, "has_kernels", lambda x: True)
-    monkeypatch.setattr(widened, "STRIP", 64 * 320)
+    monkeypatch.setattr(widened, "STRIP", 77 * 320)
+    monkeypatch.setattr(widened, "ALIGNED", 32)
+    plain, strips = kernels.widened, []
+    monkeypatch.setattr(kernels, "widened", lambda *a: (strips.append(a[1]), plain(*a))[1])
     layer = Linear(320, 200, bias=True).to(device)
     torch.nn.init.normal_(layer.bias)
     replace_weight(layer, "weight", four_bits("nvfp4", 200, 320).to(device))
@@ -136,6 +141,9 @@ def test_many_rows_are_multiplied_by_what_is_widened_first(
     assert isinstance(kernel, Widened)
     wanted = x / (x.square().mean(1, keepdim=True) + 1e-5).sqrt() @ layer.weight.dense().T
     torch.testing.assert_close(kernel.linear(given, layer), wanted + layer.bias)
+    assert [(strip.start, strip.stop) for strip in strips] == [
+        *((0, 64), (64, 128), (128, 192), (192, 200))
+    ]
     assert not isinstance(choose(Normed(x[:512], None, 1e-5), layer, Epilogue.NONE), Widened)
 
 
@@ -190,6 +198,16 @@ def test_a_norm_a_gate_and_an_addition(
     torch.testing.assert_close(found, torch.nn.functional.silu(gate) * up, atol=1e-3, rtol=1e-3)
 
 
+def test_multiprocessors_have_like_numbers_of_programs():
+    from peagle.ops.triton.skinny_product import TOGETHER, splits_of
+
+    # of 80 tiles four programs each are two or three a multiprocessor, six are three or four
+    assert splits_of(5120, 6144, 3 * 132, 132) == 6
+    assert splits_of(5120, 5120, 3 * 132, 132) == 4  # of six none would have a thousand inputs
+    assert splits_of(16384, 5120, 3 * 132, 132) == 1
+    assert splits_of(9216, 8192, 3 * 132, 132) * 144 <= TOGETHER * 132
+
+
 @on_a_gpu  # the interpreter's products are numpy's, which depend on the rows
 def test_a_row_alone_is_what_it_is_among_others(device: torch.device):
     """How the depth is divided does not depend on the rows."""
@@ -197,7 +215,7 @@ def test_a_row_alone_is_what_it_is_among_others(device: torch.device):
     from peagle.ops.triton import skinny_product
 
     weight = fp8_weight(96, 2048, block=(128, 128)).to(device)
-    assert skinny_product.splits_of(96, 2048, 3 * 132) > 1
+    assert skinny_product.splits_of(96, 2048, 3 * 132, 132) > 1
     x = torch.randn(64, 2048).to(device)
     whole = kernels.linear(x, None, 1e-5, weight, None)
     for rows in (1, 8, 16, 32):

@@ -17,7 +17,7 @@ def _seed() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 5, 17, 40])
-@pytest.mark.parametrize(("depth", "outputs"), [(256, 96), (48, 48), (400, 96)])
+@pytest.mark.parametrize(("depth", "outputs"), [(256, 96), (400, 48), (2064, 96), (256, 320)])
 def test_products_equal_norm_product_and_addition(
     device: torch.device, rows: int, depth: int, outputs: int
 ) -> None:
@@ -36,7 +36,7 @@ def test_products_equal_norm_product_and_addition(
     torch.testing.assert_close(product, F.linear(normed, second), rtol=1e-4, atol=1e-4)
     gate, up = F.linear(normed, second).chunk(2, dim=-1)
     swiglu = few_rows.gated(scaled, squares, 1e-5, second)
-    torch.testing.assert_close(swiglu, F.silu(gate) * up, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(swiglu, F.silu(gate) * up, rtol=1e-3, atol=1e-4)
 
 
 def test_products_are_rounded_before_the_gate_is_taken(device: torch.device) -> None:

@@ -16,7 +16,7 @@ def test_behind_a_gate_everything_is_settled() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 32, 64])
-@pytest.mark.parametrize("outputs", [4096, 6144, 32000])
+@pytest.mark.parametrize("outputs", [96, 4096, 6144, 32000])
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_tile_is_cut_down_to_the_memory_there_is(rows: int, outputs: int, gated: bool) -> None:
     from peagle.ops.triton.launch import H200_SHARED_MEMORY

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from peagle.ops.triton.launch import begin, overlap
 
-CHUNK = 4096
-"""Pairs that a program lays out at a time."""
+CHUNKS = 512, 4096
+"""Pairs that a program lays out at a time, where one such time is enough for all, and else."""
 
 
 class BlockLayout(NamedTuple):
@@ -77,16 +77,17 @@ def lanes(experts: int) -> int:
 
 def lay_out_many(chosen: Tensor, experts: int, routing: Routing) -> None:
     """Fill a routing's order and blocks. chosen: [pairs] int32 experts."""
+    (few, many), pairs = CHUNKS, len(chosen)
     _layout_kernel[(experts,)](
         chosen,
         routing.layout,
-        len(chosen),
+        pairs,
         EXPERTS=experts,
         BLOCK_E=lanes(experts),
         BLOCK_M=routing.block,
-        CHUNK=CHUNK,
+        CHUNK=few if pairs <= few else many,
         **overlap(chosen),
-        num_warps=8,
+        num_warps=4 if pairs <= few else 8,
     )
 
 

@@ -34,14 +34,7 @@ from peagle.ops.triton.launch import (
 )
 from peagle.ops.triton.product_call import ProductCall, gathered, left, over_rms
 from peagle.ops.triton.tiles import padded, tile_of
-from peagle.ops.triton.weights import (
-    Packing,
-    bits_of,
-    factored,
-    operands,
-    sums,
-    words,
-)
+from peagle.ops.triton.weights import Packing, bits_of, factored, operands, sums, words
 from peagle.ops.weight import FP8, QuantizedWeight, Weight
 
 LINES, DEPTH = 64, 128
@@ -56,6 +49,9 @@ LEAST_DEPTH = 1024
 RESIDENT, RESIDENT_FOUR_BITS = 3, 6
 """Programs of a multiprocessor that share the tiles of a product with few tiles; more where weights
 have four bits and rows are few, since each program waits for its products, not for memory."""
+EVEN, TRIED = 0.85, 3
+"""Least programs of a multiprocessor on average, of the most that one has, and how many numbers of
+programs that share a tile are tried for it."""
 TOGETHER = 4
 """Most programs for which a multiprocessor has room at a time."""
 STAGES = 3, 8
@@ -123,14 +119,22 @@ def step_of(weight: Weight, most: int) -> int:
     return most if weight.format.bits == 4 or wide >= weight.shape[-1] else math.gcd(most, wide)
 
 
-def splits_of(lines: int, depth: int, programs: int, step: int = DEPTH) -> int:
+def splits_of(lines: int, depth: int, programs: int, processors: int, step: int = DEPTH) -> int:
     """How many programs share a tile, each with a part of the depth, where so many run at once.
 
-    Where tiles are shared, each program has at least a thousand inputs.
+    Where tiles are shared, each program has at least a thousand inputs, and some more programs
+    share one if multiprocessors would have too unlike numbers of them.
     """
-    tiles, steps = triton.cdiv(lines, LINES), triton.cdiv(depth, step)
-    wanted = max(min(programs // tiles, depth // LEAST_DEPTH), 1)
-    return triton.cdiv(steps, triton.cdiv(steps, wanted))
+    tiles, steps, most = triton.cdiv(lines, LINES), triton.cdiv(depth, step), depth // LEAST_DEPTH
+    fewest = max(min(programs // tiles, most), 1)
+    past = min(fewest + TRIED, most + 1, max(programs, TOGETHER * processors) // tiles + 1)
+    tried = range(fewest, past) if fewest > 1 else (1,)
+    found = [triton.cdiv(steps, triton.cdiv(steps, wanted)) for wanted in tried]
+    return next((splits for splits in found if _even(splits * tiles, processors)), found[0])
+
+
+def _even(programs: int, processors: int) -> bool:
+    return programs >= EVEN * processors * triton.cdiv(programs, processors)
 
 
 def room_of(x: Tensor, numbers: int, bits: int) -> int:
@@ -188,7 +192,8 @@ def division_of(call: ProductCall) -> Division:
     step = step_of(weight, FOUR_BITS_DEPTH if few else DEPTH)
     processors, height = multiprocessors(x), height_for(rows, step, x, bits)
     resident = RESIDENT_FOUR_BITS if few else RESIDENT
-    splits = splits_of(len(weight), depth, resident * processors, max(step, DEPTH))
+    sizes = len(weight), depth
+    splits = splits_of(*sizes, resident * processors, processors, max(step, DEPTH))
     apart = rows > height and isinstance(weight, Tensor)
     given = Division(LINES, step, height, splits, apart, 0)
     room, bytes_of_step = room_of(x, LINES * step, bits), step_bytes(height, step, x, bits)

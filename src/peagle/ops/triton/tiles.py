@@ -4,6 +4,7 @@ To measure at the first start took 50 to 100 s, and the tiles that it chose were
 cycles these tiles were as fast, or up to 3 % faster.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import triton
@@ -27,10 +28,12 @@ class Tile:
     multiprocessors."""
 
 
-WIDE_OUTPUTS = 16384
-"""Fewest outputs of a wide product; a narrow one has a few thousand, and two programs on each
-multiprocessor."""
-MEDIUM_OUTPUTS = 4097
+FEW_OUTPUTS = {
+    16: Tile(16, 256, 2, 5, splits=8, overlaps=True),
+    32: Tile(16, 256, 2, 5, splits=8, overlaps=True),
+    64: Tile(16, 128, 2, 5, splits=8, overlaps=True),
+}
+"""Tiles of a recurrence's gates, say: else one program would read all of a line's depth."""
 NARROW = {
     16: Tile(16, 256, 2, 5, overlaps=True),
     32: Tile(16, 256, 2, 5, overlaps=True),
@@ -46,6 +49,9 @@ WIDE = {16: Tile(64, 128, 4, 3), 32: Tile(64, 128, 4, 3), 64: Tile(64, 128, 4, 4
 GATES = {16: Tile(32, 128, 4, 3), 32: Tile(64, 128, 4, 3), 64: Tile(64, 64, 4, 4)}
 """Tiles of gates. None overlaps, so that each is a fence: all that was launched before a gate is
 settled for the next attention (`attend_product`)."""
+BY_OUTPUTS = ((257, FEW_OUTPUTS), (4097, NARROW), (16384, MEDIUM), (math.inf, WIDE))
+"""Tiles of products with fewer outputs than the number beside them; a narrow product has two
+programs on each multiprocessor."""
 
 
 def padded(rows: int) -> int:
@@ -56,8 +62,8 @@ def padded(rows: int) -> int:
 def tile_of(x: Tensor, outputs: int, gated: bool) -> Tile:
     """The tile for x [rows, depth] times a weight, with no more stages and depth than fit into
     shared memory."""
-    tiles = NARROW if outputs < MEDIUM_OUTPUTS else MEDIUM if outputs < WIDE_OUTPUTS else WIDE
-    tile = (GATES if gated else tiles)[padded(len(x))]
+    tiles = GATES if gated else next(tiles for fewer, tiles in BY_OUTPUTS if outputs < fewer)
+    tile = tiles[padded(len(x))]
     line = (padded(len(x)) + tile.columns * (1 + gated)) * x.element_size()
     while line * tile.depth * tile.stages > shared_memory(x):
         if tile.stages > 2:
