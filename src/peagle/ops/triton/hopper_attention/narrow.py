@@ -23,7 +23,7 @@ def numbers_of(kept, scale, KIND: gl.constexpr):
 @gluon.jit
 def widen(codes, into, scale, TILING: gl.constexpr):
     """From a place of the ring, [keys, size / 2], to an operand of products, [keys, size]."""
-    layout: gl.constexpr = TILING.fetched
+    layout: gl.constexpr = TILING.codes
     lower, upper = bfloat16_of(codes.load(layout))
     wide = gl.reshape(gl.join(lower, upper), [TILING.keys, TILING.size])
     if TILING.scaled:

@@ -134,9 +134,14 @@ class Tiling:
         """Layout of [keys, stored]: 16 bytes a thread."""
         return self._halves(self.stored)
 
-    def _halves(self, columns: int) -> gl.BlockedLayout:
-        across = columns // 8
-        return gl.BlockedLayout([1, 8], [32 // across, across], [self.warps, 1], [1, 0])
+    @property
+    def codes(self) -> gl.BlockedLayout:
+        """Layout of [keys, stored] where they are widened, to 16 bytes a thread."""
+        return self._halves(self.stored, 4)
+
+    def _halves(self, columns: int, each: int = 8) -> gl.BlockedLayout:
+        across = columns // each
+        return gl.BlockedLayout([1, each], [32 // across, across], [self.warps, 1], [1, 0])
 
     @property
     def ring(self) -> gl.NVMMASharedLayout:
