@@ -1,7 +1,7 @@
 """Products of many rows with packed weights: arithmetic takes longer than to widen them first."""
 
+import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from peagle.ops.linear import Linear
 from peagle.ops.products.cublas import CuBLAS
@@ -13,9 +13,10 @@ from peagle.ops.weight import FP8
 
 FEW = 512
 """Rows up to which weights are widened in registers, again for each tile of rows."""
-STRIP = 1 << 26
-"""Numbers that are widened at a time: few enough for the memory beside a pass, and as many outputs
-as keep a GPU busy in one product."""
+STRIP, ALIGNED = 1 << 26, 256
+"""Most numbers that are widened at a time: few enough for the memory beside a pass, and as many
+outputs as keep a GPU busy in one product. Each strip but the last is a multiple of so many outputs:
+it begins at whole 16 bytes of the result, as cuBLAS's fast kernels want."""
 
 
 class Widened(CuBLAS):
@@ -27,11 +28,12 @@ class Widened(CuBLAS):
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         weight, (outputs, depth) = layer.weight, layer.weight.shape
-        out, step = x.x.new_empty(len(x.x), outputs), max(STRIP // depth, 1)
+        out = x.x.new_empty(len(x.x), outputs)
+        step = max(STRIP // depth // ALIGNED, 1) * ALIGNED
         for start in range(0, outputs, step):
             rows = slice(start, min(start + step, outputs))
             strip = kernels("widened").widened(weight, rows, x.x.dtype)
-            out[:, rows] = F.linear(x.x, strip)
+            torch.mm(x.x, strip.t(), out=out[:, rows])
         if x.squares is not None:
             out = (out * x.scale()).to(out.dtype)
         return out if layer.bias is None else out + layer.bias
