@@ -73,7 +73,8 @@ def free_memory(device: torch.device) -> int:
     """Bytes that can still be allocated; on a CPU as the system and the container's limit say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min(_available(), default=_whole_memory())
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(_available(), default=whole)
 
 
 def _available() -> Iterator[int]:
@@ -85,10 +86,6 @@ def _available() -> Iterator[int]:
         yield int(limit) - int(used)  # "max" where there is no limit
     except (OSError, KeyError, ValueError):
         return
-
-
-def _whole_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def gib(size: int) -> str:

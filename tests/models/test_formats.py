@@ -161,6 +161,11 @@ REFUSED: list[tuple[str, Callable[[Tensors], object], str]] = [
     ),
     ("gptq", lambda t: t[f"{Q}.qzeros"].zero_(), "says sym, and there are other zero points"),
     (
+        "gptq",
+        lambda t: t.update({f"{OUT}.bias": torch.eye(64)[3]}),
+        rf"its tensor {OUT}\.bias is a bias, and the model's product has none",
+    ),
+    (
         "int4",
         lambda t: t.update({f"{Q}.weight_scale": torch.ones(64, 1)}),
         rf"{Q}\.weight_scale has shape \[64, 1\], expected \[64, 2\]",
@@ -197,6 +202,18 @@ def test_an_order_of_inputs_that_is_none_is_read(tmp_path: Path):
         tensors[name.replace("qweight", "g_idx")] = order.int()
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     torch.testing.assert_close(logits(directory), logits(twin), atol=1e-4, rtol=1e-4)
+
+
+def test_biases_of_zeros_are_left_out(tmp_path: Path):
+    """Which GPTQ's writers put beside products that have none."""
+    directory = target(tmp_path)
+    twin = pack_target(directory, FORMS["gptq"])
+    tensors = load_file(directory / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("qweight")]:
+        tensors[name.replace("qweight", "bias")] = torch.zeros(tensors[name].shape[1])
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    torch.testing.assert_close(logits(directory), logits(twin), atol=1e-4, rtol=1e-4)
+    check_decoder(directory)
 
 
 @pytest.mark.parametrize("algorithm", ["W4A16_NVFP4", "W4A8_NVFP4_FP8"])

@@ -1,7 +1,6 @@
 """The groups of a KV cache, and how memory is divided among them."""
 
 import operator
-from collections.abc import Sequence
 
 import torch
 
@@ -95,15 +94,12 @@ class CacheShape:
         for seqs in range(num_seqs, 0, -1):
             longest = seqs * self.blocks(self.longest)
             windows = [min(seqs * self.held(window) + room, longest) for window in self.windows]
-            left = memory - self._bytes_of(windows)
+            left = memory - sum(map(operator.mul, windows, self.windows.values()))
             if left >= self.whole * self._least_blocks(seqs):
                 break
         # where all layers have windows, these alone have to fit
         whole = left // self.whole if self.whole else most * (left >= 0)
         return (max(min(whole, most), 0), *windows), room // FLIGHTS * self._block_size
-
-    def _bytes_of(self, windows: Sequence[int]) -> int:
-        return sum(map(operator.mul, windows, self.windows.values()))
 
     def _least_blocks(self, num_seqs: int) -> int:
         """Blocks of whole contexts that so many requests should find, and the longest must."""

@@ -1,7 +1,7 @@
 """A target's directory -> our decoder, whole or in parts."""
 
 import warnings
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -230,12 +230,22 @@ class _Target:
         """Tensors of a file that text has no use of."""
         return {name for name in names if name.startswith(self.family.ignored)}
 
-    def ignored(self, names: Iterable[str]) -> set[str]:
+    def ignored(self, names: Collection[str]) -> set[str]:
         """Tensors of a file that are not needed but allowed."""
-        others = self.left_out(names)
+        others = self.left_out(names) | self._empty_biases(names)
         if self.spec.tie_word_embeddings:
             others.add(head(self.family.prefix))
         return others | self.quantization.ignored(names)
+
+    def _empty_biases(self, names: Collection[str]) -> set[str]:
+        """Zeros that GPTQ's writers put where products have no bias; other numbers are refused."""
+        beside = {name for name in names if f"{name.removesuffix('bias')}qweight" in names}
+        if beside:
+            beside -= file_names(self.rules(names))
+        for name, bias in read_tensors(self.directory, beside).items():
+            if bool(bias.any()):
+                raise InputError(f"its tensor {name} is a bias, and the model's product has none")
+        return beside
 
     def filled(
         self,

@@ -115,13 +115,11 @@ class PartitionedPass(ABC, Generic[N]):
 
     def _shares(self, first: Elements) -> Iterator[tuple[slice, Elements]]:
         """Segments, each with the depth-0 elements at its anchors: most predict the same tokens."""
-        segments = list(self._segments()) or [self._chains.deeper()]
+        cut = self._chains.segments(self._limit, rows_in_step(self._device))
+        segments = list(cut) or [self._chains.deeper()]
         stops = [*(int(s.anchors[-1]) + 1 for s in segments[:-1]), len(self._batch)]
         bounds = [0, *torch.searchsorted(first.anchors, torch.tensor(stops)).tolist()]
         yield from zip(map(slice, bounds[:-1], bounds[1:]), segments, strict=True)
-
-    def _segments(self) -> Iterator[Elements]:
-        return self._chains.segments(self._limit, rows_in_step(self._device))
 
     @abstractmethod
     def _context(self) -> tuple[Pass, Shared]:
