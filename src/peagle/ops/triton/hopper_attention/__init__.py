@@ -154,6 +154,28 @@ def _lines(spec: QKVSpec, rows: PassRows) -> int:
 
 
 @gluon.jit
+def _spanned(contexts, request, part, parts, window, TILING: gl.constexpr):
+    """A request's table row, first row and rows, its parts that have tiles, and a part's span."""
+    table_row = gl.load(contexts.requests + request).to(gl.int64)
+    start = gl.load(contexts.starts + request).to(gl.int32)
+    first = gl.load(contexts.firsts + request).to(gl.int64)
+    count = gl.load(contexts.counts + request).to(gl.int32)
+    stop = gl.minimum(start + count, gl.load(contexts.limits + table_row).to(gl.int32))
+    # a row of the table that pads the batch has no slot at all: its stop is 0, before its start
+    older = gl.minimum(start, stop)
+    skipped = 0
+    if TILING.window:  # what is before all windows is not read
+        skipped = gl.maximum(start - window + 1, 0) // TILING.keys
+    tiles = 1 + gl.maximum((older + TILING.keys - 1) // TILING.keys - skipped, 0)
+    # `divide` counts contexts in full, once a pass: in a layer with a window fewer parts have tiles
+    share = gl.maximum((tiles + parts - 1) // parts, TILING.least_share)
+    begin = part * share
+    end = gl.minimum(begin + share, tiles)
+    active = (tiles + share - 1) // share
+    return table_row, first, count, active, (begin, end, start, stop, older, skipped)
+
+
+@gluon.jit
 def _attend_part(
     qkv,
     cache,
@@ -186,22 +208,9 @@ def _attend_part(
     if request < 0:
         return
     part, parts = gl.load(shares + 3 * item + 1), gl.load(shares + 3 * item + 2)
-    table_row = gl.load(contexts.requests + request).to(gl.int64)
-    start = gl.load(contexts.starts + request).to(gl.int32)
-    first = gl.load(contexts.firsts + request).to(gl.int64)
-    count = gl.load(contexts.counts + request).to(gl.int32)
-    stop = gl.minimum(start + count, gl.load(contexts.limits + table_row).to(gl.int32))
-    # a row of the table that pads the batch has no slot at all: its stop is 0, before its start
-    older = gl.minimum(start, stop)
-    skipped = 0
-    if TILING.window:  # what is before all windows is not read
-        skipped = gl.maximum(start - window + 1, 0) // TILING.keys
-    tiles = 1 + gl.maximum((older + TILING.keys - 1) // TILING.keys - skipped, 0)
-    # `divide` counts contexts in full, once a pass: in a layer with a window fewer parts have tiles
-    share = gl.maximum((tiles + parts - 1) // parts, TILING.least_share)
-    active = (tiles + share - 1) // share
-    begin = part * share
-    end = gl.minimum(begin + share, tiles)
+    spanned = _spanned(contexts, request, part, parts, window, TILING)
+    table_row, first, count, active, span = spanned
+    begin, end, start, stop, _, _ = span
     if begin >= end:
         return
     fetched: gl.constexpr = [TILING.places, TILING.keys, TILING.stored]
@@ -211,7 +220,6 @@ def _attend_part(
         tile: gl.constexpr = [2, TILING.keys, TILING.size]
         operands = gl.allocate_shared_memory(dtype, tile, TILE)
     table = contexts.slots + table_row * slots_stride
-    span = (begin, end, start, stop, older, skipped)
     sides = (codes + kv_head * TILING.stored, codes_stride)
     scales = (k_scale, v_scale)
     found = fetch_first(ring, table, span, sides, TILING)
