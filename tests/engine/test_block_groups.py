@@ -26,7 +26,7 @@ DRAFTS = 3
 
 def groups_of(block_size: int, blocks: int, *windows: int) -> BlockGroups:
     """Groups of equally many blocks."""
-    return BlockGroups({window: BlockPool(blocks) for window in (None, *windows)}, block_size)
+    return BlockGroups({window: BlockPool(blocks) for window in (None, *windows)}, block_size, None)
 
 
 @given(
@@ -40,7 +40,7 @@ def test_a_prefix_is_the_longest_of_which_the_next_row_sees_all(
 ):
     """known: which blocks of the window are; whole: how many of whole contexts."""
     groups = groups_of(size, 16, window)
-    held = HeldBlocks([[], []])
+    held = HeldBlocks([[], []], [0, 0])
     groups.grow(held, 8)
     hashes = [block_hash(b"", [place]) for place in range(8)]
     for place, digest in enumerate(hashes):
@@ -164,7 +164,7 @@ def run(plan: Plan, longest: int) -> tuple[Book, Scheduler]:
     )
     config = tiny.engine_config(enable_prefix_caching=plan.caching)
     pace = Pace(None, None, Branching(0, 0, 0), capacity)
-    scheduler = Scheduler(capacity.groups(), capacity, config, plan.late, pace)
+    scheduler = Scheduler(capacity.groups(), config, plan.late, pace)
     table = RequestTable(
         plan.num_seqs,
         longest,

@@ -8,12 +8,12 @@ from peagle.engine.request import Request
 
 def share(name: str, fresh: int = 0) -> Share:
     request = Request(name, [1, 2, 3], SamplingParams(), 0, 0)
-    prefix = HeldBlocks([[], []])
+    prefix = HeldBlocks([[], []], [0, 0])
     return Share(request, 3, 0, 0, True, False, False, fresh=fresh, prefix=prefix)
 
 
 def holdings() -> Holdings:
-    return Holdings(BlockGroups({None: BlockPool(4), 2: BlockPool(4)}, block_size=2), num_seqs=2)
+    return Holdings(BlockGroups({None: BlockPool(4), 2: BlockPool(4)}, 2, None), num_seqs=2)
 
 
 def test_rows_are_given_out_once_and_again_after_they_are_left():

@@ -21,10 +21,10 @@ def running(name: str, length: int, blocks: HeldBlocks) -> Request:
 def test_a_block_that_a_request_passes_and_leaves_at_once_is_given_back_once():
     """The second request passes the two blocks that both hold, then has to leave altogether. The
     first one still holds them, so that they are no room for its tree."""
-    groups = BlockGroups({None: BlockPool(20), 8: BlockPool(6)}, block_size=4)
-    first = HeldBlocks([[], []])
+    groups = BlockGroups({None: BlockPool(20), 8: BlockPool(6)}, 4, None)
+    first = HeldBlocks([[], []], [0, 0])
     groups.grow(first, 3)
-    second = HeldBlocks([of_group[:2] for of_group in first.of_groups])
+    second = HeldBlocks([of_group[:2] for of_group in first.of_groups], [0, 0])
     groups.share(second)
     groups.grow(second, 2)
     requests = [running("first", 11, first), running("second", 16, second)]

@@ -149,7 +149,8 @@ def filled(
     assemble(model, rules, tensors, known, like.dtype, like.device)
     widen(model, like.dtype)
     attach_shared(model, target, shared)
-    attach_vocabulary(model, tensors)
+    if (offsets := draft_offsets(model.config, tensors)) is not None:
+        model.readout.d2t = offsets
     return model.to(device=like.device, dtype=like.dtype)
 
 
@@ -191,7 +192,8 @@ def kind_problems(
         ]
     if kind not in (None, config.kind):
         own, way = config.kind, f"its kind is {config.kind.name}, not {kind.name};"
-        return [f"{way} set parallel_drafting to {own.asked}; bench takes it as --{own.method}"]
+        asked = json.dumps(own.parallel_drafting)
+        return [f"{way} set parallel_drafting to {asked}; bench takes it as --{own.method}"]
     return []
 
 
@@ -242,13 +244,6 @@ def head_for_drafts(target: Ends) -> Linear:
     head = copy(target.head)  # of the same weight
     head.batch_invariant = False
     return head
-
-
-def attach_vocabulary(model: Network, tensors: Mapping[str, Tensor]) -> None:
-    """Give a drafter its map to target ids. Raises `InputError` as `draft_offsets`."""
-    offsets = draft_offsets(model.config, tensors)
-    if offsets is not None:
-        model.readout.d2t = offsets
 
 
 def draft_offsets(config: NetworkConfig, tensors: Mapping[str, Tensor]) -> Tensor | None:

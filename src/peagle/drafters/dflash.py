@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from peagle.drafters.kind import DFLASH, Kind
+from peagle.drafters.kind import DFLASH
 from peagle.drafters.model import LayerCall, call_plainly
 from peagle.drafters.network import Network, NetworkConfig
 from peagle.drafters.peagle import PEagle
@@ -64,10 +64,7 @@ class BlockConfig(NetworkConfig):
     conv: ConvSpec | None = None
     """The sizes of DFlash 2's convolutions; None: this is DFlash."""
 
-    @property
-    def kind(self) -> Kind:
-        """DFlash, whichever version."""
-        return DFLASH
+    kind = DFLASH
 
     @property
     def most_tokens(self) -> int:
@@ -190,7 +187,6 @@ class BlockModel(Network):
             input_weight=self.hidden_norm.weight,
             hidden_weight=self.hidden_norm.weight,
             eps=self.hidden_norm.eps,
-            before_residual=False,
             mask_token=mask,
             # rows of the block begin with embeddings where other networks have features
             mask_feature=self.embed.weight[mask] * self.config.embedding_scale,
@@ -239,10 +235,6 @@ class BlockModel(Network):
         for index, layer in enumerate(self.blocks):
             x = call(layer, x, depths, index, mix)
         return x
-
-    def feedback(self, hidden: Tensor) -> Tensor:
-        """As `Network`: no pass is fed the one before."""
-        return hidden
 
 
 class DFlash(PEagle):

@@ -95,8 +95,7 @@ def read_block_config(directory: Path, target: DecoderSpec) -> BlockConfig:
     with reading(str(directory)):
         if (directory / MASK_EMBEDDING).exists():
             raise InputError(f"{MASK_EMBEDDING}: not supported, a mask of its own; vLLM serves it")
-        values = read_json(directory / "config.json")
-        return _config(values, target)
+        return _config(read_json(directory / "config.json"), target)
 
 
 def _config(values: Values, target: DecoderSpec) -> BlockConfig:

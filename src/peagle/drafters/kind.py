@@ -18,11 +18,6 @@ class Kind:
     parallel_drafting: bool
     """The value of vLLM's key that asks for it."""
 
-    @property
-    def asked(self) -> str:
-        """That value as JSON has it."""
-        return "true" if self.parallel_drafting else "false"
-
 
 PEAGLE = Kind("P-EAGLE", "peagle", "K tokens in one pass", 7, True)
 EAGLE3 = Kind("EAGLE-3", "eagle3", "K tokens in K passes", 3, False)

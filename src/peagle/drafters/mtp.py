@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from peagle.drafters.checkpoint import head_for_drafts, write_network
-from peagle.drafters.kind import MTP, Kind
+from peagle.drafters.kind import MTP
 from peagle.drafters.network import Network, NetworkConfig
 from peagle.drafters.readout import Readout
 from peagle.errors import InputError
@@ -56,10 +56,7 @@ INSTEAD = "give a drafter as model, or method ngram"
 class MTPConfig(NetworkConfig):
     """The sizes of a target's head: those of the target."""
 
-    @property
-    def kind(self) -> Kind:
-        """MTP."""
-        return MTP
+    kind = MTP
 
     @classmethod
     def of(cls, target: DecoderSpec, trained_tokens: int | None = None) -> "MTPConfig":
@@ -108,8 +105,6 @@ class MTPHead(Network):
             input_weight=self.embedding_norm.weight,
             hidden_weight=self.hidden_norm.weight,
             eps=self.embedding_norm.eps,
-            before_residual=False,
-            mask_token=0,
             mask_feature=self.embed.weight[0],
         )
 

@@ -6,8 +6,7 @@ from torch import Tensor
 
 def most_frequent(counts: Tensor, size: int) -> Tensor:
     """Target ids of the `size` most frequent tokens, ascending. counts: [vocab_size]."""
-    order = torch.argsort(counts, descending=True, stable=True)
-    return order[:size].sort().values
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
 def offsets(kept: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ of each window that the rows after it see.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from peagle.engine.block_pool import BlockPool
 
@@ -29,15 +29,12 @@ class HeldBlocks:
 
     of_groups: list[list[int]]
     """Blocks by group, in the order of positions."""
-    passed: list[int] = field(default_factory=list)
+    passed: list[int]
     """By group, how many of the first ones were given back since no row sees them any more."""
     state: int | None = None
     """The slot, where a prefix was found, of the recurrent layers' state behind it."""
     furthest: int = 0
     """Blocks that are known of such a prefix; more than it has where no state is kept so far."""
-
-    def __post_init__(self) -> None:
-        self.passed = self.passed or [0] * len(self.of_groups)
 
     def __len__(self) -> int:
         """Blocks that the request's positions reach over."""
@@ -53,17 +50,14 @@ class HeldBlocks:
         return self.of_groups[group][self.passed[group] :]
 
 
-NO_BLOCKS = HeldBlocks([])
+NO_BLOCKS = HeldBlocks([], [])
 
 
 class BlockGroups:
     """The block pools of all groups."""
 
     def __init__(
-        self,
-        pools: Mapping[int | None, BlockPool],
-        block_size: int,
-        states: BlockPool | None = None,
+        self, pools: Mapping[int | None, BlockPool], block_size: int, states: BlockPool | None
     ) -> None:
         """pools: of each group by its window, the positions that a row sees, its own included; the
         first one's is None: all up to its own. states: slots for the states of recurrent layers
@@ -114,7 +108,7 @@ class BlockGroups:
             # recurrent layers can go on where a state is kept, and nowhere else
             while count and (state := self.states.find(hashes[count - 1])) is None:
                 count -= 1
-        found = HeldBlocks([whole[:count]], state=state, furthest=furthest)
+        found = HeldBlocks([whole[:count]], [0], state=state, furthest=furthest)
         for group in range(WHOLE + 1, len(self)):
             passed = self._first_seen(group, count * self.block_size)
             known = self.pools[group].match(hashes[passed:count])

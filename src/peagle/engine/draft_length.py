@@ -159,9 +159,7 @@ class DraftLength:
             return
         # probes are few, and must say soon that drafts are right again
         keep = math.exp(-len(drafted) / MEMORY) if self._chosen else 1 - 1 / PROBE_MEMORY
-        newest, other = self._chains, self._trees
-        if branched:
-            newest, other = other, newest
+        newest, other = (self._trees, self._chains) if branched else (self._chains, self._trees)
         newest.learn(drafted, keep)
         if self._branching.most_requests and self._branching.nodes:
             for place in contradictions(self._chains, self._trees):

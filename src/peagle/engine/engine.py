@@ -160,10 +160,9 @@ class Engine:
         if (costs := self.worker.cycle_seconds) is not None:
             times = MeasuredTimes(costs) if costs else RunningTimes(lengths)
             draft_length = DraftLength(times, self.worker.pauses, branching)
-        without_drafts = lengths[0] == 0
-        repeats = Repeats() if ahead and without_drafts and not needs.history else None
+        repeats = Repeats() if ahead and lengths[0] == 0 and not needs.history else None
         pace = Pace(draft_length, repeats, branching, capacity)
-        self.scheduler = Scheduler(self.blocks, capacity, config, ahead, pace)
+        self.scheduler = Scheduler(self.blocks, config, ahead, pace)
         weight, vocab_size = target.embed.weight, target.spec.vocab_size
         self._threads = thread_count(weight.device)
         self._may_go_undrafted = ahead and needs.network is not None and not needs.history

@@ -1,13 +1,14 @@
 """Log-probabilities of tokens: of those that were chosen, and of prompts' own."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from peagle.config import MAX_LOGPROBS
+from peagle.engine.spans import neighbours
 from peagle.engine.step import PromptChunk, TokenLogprobs
 from peagle.transfer import Download, upload
 
@@ -77,25 +78,16 @@ def output_logprobs(
     if asked:
         rows = [logits[i][: len(tokens[i])] for i, _ in asked]
         chosen = upload([token for i, _ in asked for token in tokens[i]], rows[0].device)
-        ids = chosen.clamp(min=0).split([len(of) for of in rows])  # -1: the row is NaN
-        strips = ((torch.cat(rows[own]), torch.cat(ids[own])) for own in _strips(rows))
+        counts = [len(of) for of in rows]
+        ids = chosen.clamp(min=0).split(counts)  # -1: the row is NaN
+        together = neighbours(counts, STRIP)
+        strips = ((torch.cat(rows[own]), torch.cat(ids[own])) for own in together)
         scores = _joined(_score(*strip) for strip in strips)
         shares = [(len(tokens[i]), top) for i, top in asked]
         entries = ScoreDownload(scores, max(top for _, top in asked)).tolist()
         for (i, _), own in zip(asked, _divided(entries, shares), strict=True):
             found[i] = own
     return found
-
-
-def _strips(rows: Sequence[Tensor]) -> Iterator[slice]:
-    """Neighbours that have `STRIP` rows together at most, or are one."""
-    start, held = 0, 0
-    for index, of in enumerate(rows):
-        if held and held + len(of) > STRIP:
-            yield slice(start, index)
-            start, held = index, 0
-        held += len(of)
-    yield slice(start, len(rows))
 
 
 def scored_rows(chunks: Sequence[PromptChunk]) -> list[int]:

@@ -187,8 +187,10 @@ class Planner:
         if request.ahead and min(self._free_blocks) < share.fresh <= self._free_blocks[WHOLE]:
             return  # its windows get blocks back when what it has in flight is known
         while share.fresh > min(self._free_blocks):
-            self._preempt(staying.pop())
-            if self._preempted[-1] is request:
+            last = staying.pop()
+            self._preempted.append(last)
+            self._give_back(last, last.blocks)
+            if last is request:
                 return
         self._take(share)
 
@@ -270,8 +272,7 @@ class Planner:
         self._free_blocks = free.copy()
         for group, _ in idle:
             self._free_blocks[group] -= 1
-        held = len(prefix) * self._block_size
-        share = self._share(request, held, prefix)
+        share = self._share(request, len(prefix) * self._block_size, prefix)
         fresh = 0 if share is None else self._blocks_for(share.stop) - len(prefix)
         if share is None or fresh > min(self._free_blocks):
             self._free_blocks = free
@@ -336,10 +337,6 @@ class Planner:
         if not share.request.on_device:
             self._rows -= share.rows
             self._prompt_rows -= 0 if share.decodes else share.rows
-
-    def _preempt(self, request: Request) -> None:
-        self._preempted.append(request)
-        self._give_back(request, request.blocks)
 
     def _give_back(self, request: Request, blocks: Iterable[GroupBlock]) -> None:
         for block in blocks:

@@ -32,21 +32,13 @@ class RecurrentStates:
     Behind the rows of the request table are slots for states of prefixes.
     """
 
-    def __init__(
-        self,
-        spec: DecoderSpec,
-        rows: int,
-        slots: int,
-        drafts: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: DecoderSpec, rows: int, slots: int, drafts: int, like: Tensor) -> None:
         """rows: of the request table; slots: for prefixes; drafts: most of a cycle."""
-        self.accepted = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.accepted = torch.zeros(rows, dtype=torch.int64, device=like.device)
         """[table rows] how many drafts of a row's last pass were accepted."""
         self._rows = rows
         self._layers = {
-            layer: DeltaState.empty(heads, rows + slots, drafts, dtype, device)
+            layer: DeltaState.empty(heads, rows + slots, drafts, like.dtype, like.device)
             for layer, heads in spec.recurrent.items()
         }
 

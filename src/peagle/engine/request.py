@@ -55,27 +55,12 @@ class Request:
         asked = bool(params.logit_bias) or params.logprobs is not None
         self._hosted = asked or constraint is not None
         """Whether the host takes part in the choice of all its tokens."""
-        self.status = Status.WAITING
+        self.forget_cache()
         self.finish_reason: str | None = None
         self.failure: str | None = None
         """Why it ended with an error."""
-        self.computed = 0
-        """Positions whose target KV is in the cache."""
-        self.drafter_computed = 0
-        """Positions whose drafter KV is in the cache."""
-        self.blocks = NO_BLOCKS
         self._hashes: tuple[list[bytes], list[bytes]] = [], []
         """Content hashes of the full blocks so far known: without a drafter, and with one."""
-        self.remembered = 0
-        """Blocks that the pool knows by their hash."""
-        self.row = -1
-        """The request's row in the request table while it runs."""
-        self.on_device = False
-        """Whether its newest tokens live on the device, so that a step needs none from here."""
-        self.ahead = 0
-        """Most positions that launched steps may add to `computed`."""
-        self.promised = 0
-        """Fewest output tokens that launched steps bring."""
         self.admissions = 0
         """How often it was admitted; results launched before the last time are void."""
         self.stop_ids: frozenset[int] = frozenset()
@@ -263,12 +248,22 @@ class Request:
 
     def forget_cache(self) -> None:
         """Go back to having no KV, as after a preemption; the tokens stay."""
-        self.computed = self.drafter_computed = self.ahead = self.promised = 0
-        self.on_device = False
+        self.status = Status.WAITING
+        self.computed = 0
+        """Positions whose target KV is in the cache."""
+        self.drafter_computed = 0
+        """Positions whose drafter KV is in the cache."""
         self.blocks = NO_BLOCKS
         self.remembered = 0
+        """Blocks that the pool knows by their hash."""
         self.row = -1
-        self.status = Status.WAITING
+        """The request's row in the request table while it runs."""
+        self.on_device = False
+        """Whether its newest tokens live on the device, so that a step needs none from here."""
+        self.ahead = 0
+        """Most positions that launched steps may add to `computed`."""
+        self.promised = 0
+        """Fewest output tokens that launched steps bring."""
 
 
 class Beginning(msgspec.Struct, frozen=True, array_like=True):

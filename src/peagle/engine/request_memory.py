@@ -36,7 +36,7 @@ class RequestMemory:
         """Of recurrent layers; None where there are none."""
         if target.spec.recurrent:
             sizes = len(table.limits), capacity.states or 0, drafting.k
-            self.states = RecurrentStates(target.spec, *sizes, weight.dtype, weight.device)
+            self.states = RecurrentStates(target.spec, *sizes, weight)
         self.history = History(table.slots.shape, weight.device) if needs.history else None
         """The texts, for a proposer that reads them."""
 

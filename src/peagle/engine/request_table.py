@@ -41,8 +41,7 @@ class RequestTable:
     ) -> None:
         """windows: the null slot of each window's table."""
         self.block_size = block_size
-        blocks = -(-max_length // block_size)
-        shape = (rows, blocks * block_size)
+        shape = (rows, -(-max_length // block_size) * block_size)
 
         def empty(null_slot: int) -> SlotTable:
             slots = torch.full(shape, null_slot, dtype=torch.int64, device=device)
@@ -100,13 +99,8 @@ class RequestTable:
         What a GPU would take several launches for is worked out here: each costs the host more.
         """
         size, (_, width) = self.block_size, table.slots.shape
-        found = np.array(
-            [
-                (row, place * size, -1 if block is None else block * size)
-                for _, row, place, block in updates
-            ]
-        )
-        rows, firsts, slots = found.T
+        found = [(row, place, -1 if block is None else block) for _, row, place, block in updates]
+        rows, firsts, slots = (np.array(found) * (1, size, size)).T
         offsets = np.arange(size)
         places = (rows * width + firsts)[:, None] + offsets
         held = np.where(slots[:, None] < 0, table.null_slot, slots[:, None] + offsets)

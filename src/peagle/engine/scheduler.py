@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from peagle.config import EngineConfig
 from peagle.engine.block_groups import BlockGroups, GroupBlock
-from peagle.engine.capacity import Capacity
 from peagle.engine.holdings import Holdings
 from peagle.engine.pace import Pace
 from peagle.engine.plan import Plan, Planner, Share, StepBudget
@@ -55,13 +54,9 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        groups: BlockGroups,
-        capacity: Capacity,
-        config: EngineConfig,
-        runs_ahead: bool,
-        pace: Pace,
+        self, groups: BlockGroups, config: EngineConfig, runs_ahead: bool, pace: Pace
     ) -> None:
+        capacity = pace.capacity
         self.groups, self._held = groups, Holdings(groups, capacity.num_seqs)
         self.runs_ahead = runs_ahead
         """Whether requests stay on the device after their prompt, so that the worker can begin the

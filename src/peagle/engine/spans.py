@@ -1,6 +1,6 @@
 """Spans of requests as rows of one pass: positions, cache slots, tiles of attention."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,17 @@ class Span:
     row: int
     start: int
     count: int
+
+
+def neighbours(counts: Sequence[int], most: int) -> Iterator[slice]:
+    """Neighbours that have so many rows together at most, or are one. counts: rows of each."""
+    start, held = 0, 0
+    for index, count in enumerate(counts):
+        if held and held + count > most:
+            yield slice(start, index)
+            start, held = index, 0
+        held += count
+    yield slice(start, len(counts))
 
 
 def places(slots: Tensor, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:

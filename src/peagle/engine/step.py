@@ -5,7 +5,7 @@ What is made for every request in every step is a msgspec struct: that takes a f
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
@@ -100,10 +100,8 @@ class Cycle(msgspec.Struct, frozen=True):
     missing: int = 0
     """As in `PromptChunk`."""
 
-    @property
-    def completes(self) -> bool:
-        """As in `PromptChunk`: always."""
-        return True
+    completes: ClassVar[bool] = True
+    """As in `PromptChunk`: always."""
 
 
 class BlockUpdate(NamedTuple):

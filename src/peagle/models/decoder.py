@@ -157,14 +157,9 @@ def feed_forward(spec: FeedForwardSpec, hidden_size: int) -> MLP | Experts | Sha
         spec = spec.mlp
     if isinstance(spec, MLPSpec):
         return MLP(spec, hidden_size)
-    return Experts(
-        hidden_size,
-        spec.moe_intermediate_size,
-        spec.num_experts,
-        spec.num_experts_per_tok,
-        spec.norm_topk_prob,
-        spec.activation.limit if isinstance(spec.activation, ClampedSwiGLU) else None,
-    )
+    sizes = spec.moe_intermediate_size, spec.num_experts, spec.num_experts_per_tok
+    limit = spec.activation.limit if isinstance(spec.activation, ClampedSwiGLU) else None
+    return Experts(hidden_size, *sizes, spec.norm_topk_prob, limit)
 
 
 class DecoderLayer(nn.Module):

@@ -43,8 +43,7 @@ def _read_config(directory: Path) -> Any:
     from transformers import CONFIG_MAPPING, AutoConfig, __version__
 
     values = read_json(directory / "config.json")
-    known = values.get("model_type") in CONFIG_MAPPING
-    if not known:
+    if values.get("model_type") not in CONFIG_MAPPING:
         code = "; code in its directory is never run" * ("auto_map" in values)
         raise InputError(
             f"{directory}: transformers {__version__} does not know the model type "

@@ -188,10 +188,7 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         context = rows.slots[request, : min(start + count, int(rows.limits[request]))]
         own = slice(first, first + len(context[start:]))
         positions = torch.arange(own.start, own.stop, device=query.device) + (start - first)
-        key, value = (
-            gathered(side, context, query.dtype, scale)
-            for side, scale in zip(cache, spec.kv_scales, strict=True)
-        )
+        key, value = gathered(cache, context, query.dtype, spec.kv_scales)
         hidden = None if spec.causal else positions.new_zeros(1, 1, dtype=torch.bool)
         if rows.ancestors is not None:
             positions = rows.positions[own]
@@ -256,8 +253,7 @@ def rotate(qkv: Tensor, positions: Tensor, spec: QKVSpec) -> tuple[Tensor, Tenso
         query, key = rms_norm(query, of_query, spec.eps), rms_norm(key, of_key, spec.eps)
     if spec.v_norm:
         value = normalized(value, spec.eps)
-    last = len(spec.rotations) - 1
-    rotation = rotation_at(spec.rotations, positions.clamp(max=last))
+    rotation = rotation_at(spec.rotations, positions.clamp(max=len(spec.rotations) - 1))
     rotated = (apply_rope(x, rotation).to(qkv.dtype) for x in (query, key))
     return *rotated, value
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peagle.ops.acceptance import Path
 from peagle.ops.cached_attention import PassRows
-from peagle.ops.norm import rms_norm
+from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.penalties import Penalties, count_emitted
 from peagle.ops.triton import in_kernels
 
@@ -109,11 +109,11 @@ class FirstNorms(NamedTuple):
     input_weight: Tensor
     hidden_weight: Tensor
     eps: float
-    before_residual: int
-    """Whether the residual stream begins with the normed feature."""
-    mask_token: int
     mask_feature: Tensor
     """[hidden_size], projected; unused where no mask slots are asked for."""
+    mask_token: int = 0
+    before_residual: int = False
+    """Whether the residual stream begins with the normed feature."""
 
 
 @in_kernels("cycle_state")
@@ -149,12 +149,7 @@ def draft_inputs(
 
 @in_kernels("cycle_state")
 def verify_inputs(
-    state: CycleState,
-    requests: Tensor,
-    drafts: Tensor,
-    embedding: Tensor,
-    weight: Tensor,
-    eps: float,
+    state: CycleState, requests: Tensor, drafts: Tensor, embedding: Tensor, norm: RMSNorm
 ) -> tuple[PassRows, Tensor, Tensor]:
     """The target's rows: each request's newest token, then its drafts [requests, drafts].
 
@@ -166,7 +161,7 @@ def verify_inputs(
     x = embedding[tokens.flatten()]
     counts = torch.full_like(requests, count)
     rows = _placed(state, requests, state.computed[requests], counts, len(x), count)
-    return rows, x, rms_norm(x, weight, eps)
+    return rows, x, rms_norm(x, norm.weight, norm.eps)
 
 
 def _placed(

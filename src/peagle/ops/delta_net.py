@@ -17,7 +17,6 @@ Networks (arXiv 2412.06464), as transformers has Qwen3.5's.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -174,8 +173,8 @@ class _Span:
         state: [value heads, key_dim, value_dim] before the first row.
         """
         given, stored = [], state
-        query, key, value = self._convolved
-        write, decay = self._gates
+        query, key, value = self._convolved()
+        write, decay = self._gates()
         for row in range(len(query)):
             state = state * decay[row, :, None, None]
             known = (state * key[row, ..., None]).sum(1)
@@ -191,13 +190,9 @@ class _Span:
         """Heads' values normed, and times their gates: [rows, value_width]. gate: the same."""
         normed = F.rms_norm(given.to(gate.dtype).float(), given.shape[-1:], None, self.weights.eps)
         weighed = normed.to(gate.dtype) * self.weights.norm
-        return (
-            (weighed * _by_row(F.silu, gate.float()).unflatten(1, given.shape[1:]))
-            .flatten(1)
-            .to(gate.dtype)
-        )
+        opened = _by_row(F.silu, gate.float()).unflatten(1, given.shape[1:])
+        return (weighed * opened).flatten(1).to(gate.dtype)
 
-    @cached_property
     def _convolved(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys, one long, and values: [rows, value heads, key_dim or value_dim]."""
         heads, rows = self.weights.heads, self.rows[:, : self.weights.heads.channels].float()
@@ -214,7 +209,6 @@ class _Span:
         )
         return query * heads.key_dim**-0.5, key, value.unflatten(1, (-1, heads.value_dim))
 
-    @property
     def _gates(self) -> tuple[Tensor, Tensor]:
         """How much each head writes, and what its state is multiplied by: [rows, value heads]."""
         heads, weights = self.weights.heads, self.weights

@@ -6,9 +6,8 @@ All readers see the same numbers, those of a pass's own rows too: what is stored
 import torch
 from torch import Tensor
 
-E4M3 = torch.float8_e4m3fn
-LARGEST = 448.0
-"""The largest number of e4m3, which has no infinity: what is larger becomes this one."""
+from peagle.ops.weight.fp8 import E4M3 as E4M3
+from peagle.ops.weight.fp8 import LARGEST_E4M3
 
 
 def stored(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
@@ -16,7 +15,7 @@ def stored(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
     if dtype == x.dtype:
         return x
     units = x.float() / scale
-    return (units.clamp(-LARGEST, LARGEST) if dtype == E4M3 else units).to(dtype)
+    return (units.clamp(-LARGEST_E4M3, LARGEST_E4M3) if dtype == E4M3 else units).to(dtype)
 
 
 def widened(kept: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
@@ -24,8 +23,11 @@ def widened(kept: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
     return kept if kept.dtype == dtype else (kept.float() * scale).to(dtype)
 
 
-def gathered(side: Tensor, slots: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-    """Keys or values of some slots, widened. side: [slots of a cache, kv_heads, head_dim]."""
-    if side.dtype == dtype:
-        return side.index_select(0, slots)
-    return widened(side[slots], dtype, scale)
+def gathered(
+    cache: Tensor, slots: Tensor, dtype: torch.dtype, scales: tuple[float, float]
+) -> tuple[Tensor, ...]:
+    """Keys and values of some slots, widened. cache: [2, slots, kv_heads, head_dim]."""
+    if cache.dtype == dtype:
+        return tuple(side.index_select(0, slots) for side in cache)
+    sides = zip(cache, scales, strict=True)
+    return tuple(widened(side[slots], dtype, scale) for side, scale in sides)

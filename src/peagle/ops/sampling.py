@@ -51,16 +51,11 @@ class Sampling(NamedTuple):
 
 @in_kernels("sampling")
 def sample_requests(
-    logits: Tensor,
-    greedy: Tensor,
-    table: Sampling,
-    requests: Tensor,
-    firsts: Tensor,
-    depths: Tensor | None = None,
+    logits: Tensor, table: Sampling, requests: Tensor, firsts: Tensor, depths: Tensor | None = None
 ) -> Tensor:
-    """A token for each row by its request's settings; `greedy` where that is greedy or NaN (-1).
+    """A token for each row by its request's settings: the argmax where that is greedy, -1 for NaN.
 
-    logits: [rows, vocab], the same number of rows for each request; greedy: [rows] argmax;
+    logits: [rows, vocab], the same number of rows for each request;
     requests: [requests] rows of the table; firsts: [table rows], position in its sequence of the
     token of a request's first row; depths: [rows] how much further each row's is, None for 0, 1, 2
     ... of each request. The kernel works in float32: its token may differ where two
@@ -70,7 +65,7 @@ def sample_requests(
     members = requests.repeat_interleave(count)
     if depths is None:
         depths = torch.arange(count, device=firsts.device).repeat(len(requests))
-    return _drawn(logits, greedy, table.of(members), firsts[members] + depths)
+    return sample(logits, table.of(members), firsts[members] + depths)
 
 
 def sample(logits: Tensor, rows: Sampling, positions: Tensor) -> Tensor:
@@ -78,10 +73,7 @@ def sample(logits: Tensor, rows: Sampling, positions: Tensor) -> Tensor:
 
     logits: [rows, vocab]; positions: [rows] int64, the token's position in its sequence.
     """
-    return _drawn(logits, argmax(logits), rows, positions)
-
-
-def _drawn(logits: Tensor, greedy: Tensor, rows: Sampling, positions: Tensor) -> Tensor:
+    greedy = argmax(logits)
     settled = (rows.temperature == 0) | (greedy < 0)
     if bool(settled.all()):
         return greedy

@@ -104,10 +104,8 @@ def compact(
     cache: [layers, 2, slots, kv_heads, head_dim]; slots, limits: as in `PassRows`; requests:
     [requests] table rows; starts: [requests] positions of the roots; path: [requests, depth + 1].
     """
-    limit = limits[requests].tolist()
-    for request, start, end, rows in zip(
-        requests.tolist(), starts.tolist(), limit, path.tolist(), strict=True
-    ):
+    columns = requests, starts, limits[requests], path
+    for request, start, end, rows in zip(*(each.tolist() for each in columns), strict=True):
         moved = [
             (row, depth) for depth, row in enumerate(rows) if row != depth and start + row < end
         ]

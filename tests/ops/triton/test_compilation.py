@@ -218,7 +218,7 @@ compiled("lookup", "_write_newest", types, {"WIDTH": 256})
 sizes = {"SHORTEST": 3, "LONGEST": 16, "BLOCK": 1024, "PARTS": 8}
 compiled("lookup", "_search", types, sizes)
 compiled("lookup", "_follow", types | {"drafts": "i32"}, {"DRAFTS": 8, "NO_DRAFT": -2})
-compiled("lookup", "_weigh", types, {"REQUESTS": 512})
+compiled("lookup", "_weigh", types, {"ROWS": 512})
 types = {"rates": F32, "counts": "*i32"}
 types |= dict.fromkeys(("drafts", "requests", "emitted", "numbers"), INT)
 for logits in (BF16, F32):
@@ -243,7 +243,7 @@ types["behind"] = RouterEpilogue
 pieces = {"SPLITS": 8, "SHARE": 256, "COLUMNS": 16, "FEW": 16}
 for form, rows in ((False, 1), (True, 16)):
     choice = RouterSizes(2048, 128, form, form, 128, 128, 8, True, not form)
-    flags = {"C": choice, "BLOCK_R": rows, "OVERLAP": form}
+    flags = {"C": choice, "R": rows, "OVERLAP": form}
     compiled("routing", "_route_kernel", types, flags)
     compiled("routing", "_route_few_kernel", types, {**pieces, **flags})
 types = dict.fromkeys(("x", "bias", "out"), BF16) | ints | {"by_row": F32}
@@ -420,7 +420,7 @@ about |= dict.fromkeys(("eps", "scale", "length_eps"), "fp32")
 heads = DeltaHeads(num_key_heads=16, num_value_heads=48, key_dim=128, value_dim=128)
 about |= {"inputs": Inputs, "spans": DeltaRows, "strides": Inputs("i32", "i32", "i32")}
 sizes = {"D": DeltaSizes.of(heads, drafts=7), **FLAGS}
-compiled("delta_net", "_norm", about, {**sizes, "TOGETHER": 4}, num_warps=4)
+compiled("delta_net", "_norm", about, {**sizes, "HEADS": 4}, num_warps=4)
 compiled("delta_net", "_bring", about, {**sizes, "ROWS": 2, "SPANS": 32}, num_warps=1)
 parts = {"KEPT": 64, "PLACES": 16, "STAGES": 4}
 for values in (16, 32):

@@ -5,6 +5,7 @@ from torch import Tensor
 from peagle.ops import cycle_state as reference
 from peagle.ops.acceptance import Path
 from peagle.ops.cycle_state import CycleState, FirstNorms
+from peagle.ops.norm import RMSNorm
 from peagle.ops.penalties import Penalties
 
 K, HIDDEN, VOCAB, ROWS = 3, 24, 50, 4
@@ -62,9 +63,9 @@ def test_draft_inputs(
         torch.rand(HIDDEN),
         torch.rand(HIDDEN),
         1e-6,
-        before,
-        VOCAB - 1,
         torch.randn(HIDDEN),
+        VOCAB - 1,
+        before,
     )
     requests = torch.tensor([2, 0, 1] if pending > K else [2, 0, 3])
     ours = kernel.draft_inputs(state, requests.to(device), pending, masks, moved(norms, device))
@@ -82,17 +83,12 @@ def test_draft_inputs(
 def test_verify_inputs(state: CycleState, device: torch.device) -> None:
     from peagle.ops.triton import cycle_state as kernel
 
-    embedding, weight = torch.randn(VOCAB, HIDDEN), torch.rand(HIDDEN)
+    embedding, norm = torch.randn(VOCAB, HIDDEN), RMSNorm(HIDDEN, 1e-6)
+    norm.weight = torch.nn.Parameter(torch.rand(HIDDEN), requires_grad=False)
     requests, drafts = torch.tensor([1, 3]), torch.tensor([[4, 5, 6], [7, 8, 9]])
-    ours = kernel.verify_inputs(
-        state,
-        requests.to(device),
-        drafts.to(device),
-        embedding.to(device),
-        weight.to(device),
-        1e-6,
-    )
-    theirs = reference.verify_inputs(twin(state), requests, drafts, embedding, weight, 1e-6)
+    theirs = reference.verify_inputs(twin(state), requests, drafts, embedding, norm)
+    given = (each.to(device) for each in (requests, drafts, embedding, norm))
+    ours = kernel.verify_inputs(state, *given)
     for name in ("starts", "firsts", "counts", "positions", "writes"):
         same(getattr(ours[0], name), getattr(theirs[0], name))
     same(ours[1], theirs[1])

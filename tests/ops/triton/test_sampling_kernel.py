@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from peagle.ops.argmax import argmax
 from peagle.ops.sampling import Sampling
 from peagle.ops.sampling import sample_requests as reference
 
@@ -38,11 +37,10 @@ def both(logits: Tensor, device: torch.device, settings=FILTERS) -> tuple[Tensor
     known = table(settings)
     requests = torch.arange(len(settings)).flip(0)
     firsts = torch.arange(len(settings)) * 31
-    greedy = argmax(logits)
-    expected = reference(logits, greedy, known, requests, firsts)
+    expected = reference(logits, known, requests, firsts)
     there = Sampling(**{name: column.to(device) for name, column in known._asdict().items()})
-    inputs = (tensor.to(device) for tensor in (logits, greedy))
-    found = kernel.sample_requests(*inputs, there, requests.to(device), firsts.to(device))
+    rest = requests.to(device), firsts.to(device)
+    found = kernel.sample_requests(logits.to(device), there, *rest)
     return found.cpu(), expected
 
 
@@ -104,11 +102,10 @@ def test_rows_at_given_depths(device: torch.device):
     known, requests = table(FILTERS[:2]), torch.tensor([1, 0])
     logits = torch.randn(1, VOCAB).expand(6, -1).contiguous() * 2
     depths = torch.tensor([0, 1, 1, 0, 2, 1])
-    given = argmax(logits), known, requests, torch.tensor([5, 40])
-    wanted = reference(logits, *given, depths)
-    moved = [each.to(device) for each in (logits, given[0])]
+    firsts = torch.tensor([5, 40])
+    wanted = reference(logits, known, requests, firsts, depths)
     how = Sampling(**{name: column.to(device) for name, column in known._asdict().items()})
-    rest = [each.to(device) for each in (requests, given[3], depths)]
-    assert torch.equal(kernel.sample_requests(*moved, how, *rest).cpu(), wanted)
+    rest = [each.to(device) for each in (requests, firsts, depths)]
+    assert torch.equal(kernel.sample_requests(logits.to(device), how, *rest).cpu(), wanted)
     assert wanted[1] == wanted[2]
     assert wanted[:3].unique().numel() == 2

@@ -15,7 +15,6 @@ from peagle.engine.device.models import DeviceModels
 from peagle.engine.history import History
 from peagle.ops import residual
 from peagle.ops.acceptance import Path
-from peagle.ops.argmax import argmax
 from peagle.ops.cached_attention import PassRows
 from peagle.ops.cycle_state import CycleState, commit, draft_inputs, verify_inputs
 from peagle.ops.draft import Draft, Tree
@@ -142,8 +141,7 @@ class DeviceBatch:
         """What the target makes of a draft."""
         models, state = self._side.models, self._side.state
         target, norm = models.target, models.layers.layers[0].input_norm
-        given = state, self._requests, draft.ids, target.embed.weight, norm.weight, norm.eps
-        rows, x, normed = verify_inputs(*given)
+        rows, x, normed = verify_inputs(state, self._requests, draft.ids, target.embed.weight, norm)
         if draft.tree is not None:
             rows = _placed(rows, draft.tree)
         first = Normed(normed, None, norm.eps)
@@ -163,7 +161,7 @@ class DeviceBatch:
         depths = None if draft.tree is None else draft.tree.depths.flatten()
         # the newest token is at `computed`: the first one that is chosen comes behind it
         firsts = state.computed + 1
-        chosen = sample_requests(logits, argmax(logits), side.sampling, requests, firsts, depths)
+        chosen = sample_requests(logits, side.sampling, requests, firsts, depths)
         return side.accept(draft, chosen.view(len(requests), -1), requests)
 
     def commit(self, draft: Draft, path: Path, verified: Verified) -> None:

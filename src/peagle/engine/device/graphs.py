@@ -227,14 +227,13 @@ class CycleGraphs:
     def _size_for(self, requests: int) -> int:
         return self.sizes[bisect.bisect_left(self.sizes, requests)]
 
-    def _pad(self, rows: Sequence[int]) -> Tensor:
-        """Rows of the table on the device, padded: [size]."""
+    def _pad(self, rows: Sequence[int]) -> None:
+        """Have rows of the table on the device, padded."""
         size = self._size_for(len(rows))
         filled = [*rows, *[self._spare] * (size - len(rows))]
         # the same requests come again in most steps: then nothing is copied
         if self._filled.get(size) != filled:
             self._fill(size, filled)
-        return self._requests[size]
 
     def _fill(self, size: int, rows: list[int]) -> None:
         self._requests[size].copy_(upload(rows, self._requests[size].device))

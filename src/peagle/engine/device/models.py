@@ -172,8 +172,7 @@ class DeviceModels:
         if self.network is None:
             return None
         config = self.network.model.config
-        embedding = self.target.embed.weight
-        into = embedding.new_empty(rows, config.feature_size)
+        into = self.target.embed.weight.new_empty(rows, config.feature_size)
         return Taps(config.taps, into, self.target.spec.residual_multiplier)
 
 

@@ -1,7 +1,7 @@
 """Prompt chunks through target and drafter, outside the captured cycle."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from peagle.engine.device.models import DeviceModels, PromptEnds, PromptRows
 from peagle.engine.device.prompt_attention import by_torch, prompt_attention, warm_up
@@ -9,7 +9,7 @@ from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logprobs import scored_rows
 from peagle.engine.request_table import RequestTable
-from peagle.engine.spans import Span
+from peagle.engine.spans import Span, neighbours
 from peagle.engine.step import PromptChunk
 from peagle.models.fused import FusedLayers
 from peagle.ops.cycle_state import CycleState
@@ -58,8 +58,8 @@ class Prefill:
 
         most: rows of a pass; none of the spans has more.
         """
-        for together in _passes(spans, most):
-            self._fill_network(state, together)
+        for own in neighbours([span.count for span in spans], most):
+            self._fill_network(state, spans[own])
 
     def _fill_network(self, state: CycleState, spans: Sequence[Span]) -> None:
         device, count = state.computed.device, sum(span.count for span in spans)
@@ -87,9 +87,7 @@ class Prefill:
             models.append((ours.network.layers, ours.network_cache))
         longest = min(most, self._table.slots.shape[1])
         for layers, cache in models:
-            if (any_layer := next(iter(cache.layers.values()), None)) is None:
-                continue
-            if on_hopper(any_layer) and cache.dtype.itemsize == 2:
+            if on_hopper(self._table.slots) and cache.dtype.itemsize == 2:
                 _plan(layers, cache, longest)
 
 
@@ -115,15 +113,3 @@ def _ends(chunks: Sequence[PromptChunk]) -> list[int]:
     """The batch rows that give completing chunks their next token."""
     stops = itertools.accumulate(chunk.rows for chunk in chunks)
     return [stop - 1 for chunk, stop in zip(chunks, stops, strict=True) if chunk.completes]
-
-
-def _passes(spans: Sequence[Span], most: int) -> Iterator[list[Span]]:
-    """Spans together as far as a pass has room for them."""
-    waiting: list[Span] = []
-    for span in spans:
-        if waiting and sum(each.count for each in waiting) + span.count > most:
-            yield waiting
-            waiting = []
-        waiting.append(span)
-    if waiting:
-        yield waiting

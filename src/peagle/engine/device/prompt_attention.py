@@ -27,7 +27,7 @@ from peagle.transfer import upload
 
 Sides = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values of the layout's rows: [rows, heads, head_dim]."""
-MIN_FLASH_CAPABILITY = (8, 0)
+OLDEST_FLASH = (8, 0)
 """The oldest GPU that torch's variable-length kernel runs on."""
 MIN_STEP = 16
 """Smallest distance of two lengths that chunks are padded to."""
@@ -137,10 +137,7 @@ class Bounds:
         self.longest = max(counts), max(contexts)
         self.ends: tuple[Tensor, Tensor] | None = None
         """[chunks + 1] int32 from 0, of both; None where there is no kernel that reads them."""
-        if (
-            device.type == "cuda"
-            and torch.cuda.get_device_capability(device) >= MIN_FLASH_CAPABILITY
-        ):
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) >= OLDEST_FLASH:
             rows, positions = ([0, *itertools.accumulate(sizes)] for sizes in (counts, contexts))
             self.ends = upload(rows, device).int(), upload(positions, device).int()
 
@@ -186,10 +183,7 @@ class _Packed:
         """As in `_Group`. cache: one layer's, which holds the chunks' own keys as well."""
         query, key, value = (side[self.first : self.first + sum(self.laid)] for side in sides)
         if self.context is not None:
-            key, value = (
-                gathered(side, self.context, query.dtype, scale)
-                for side, scale in zip(cache, kv_scales, strict=True)
-            )
+            key, value = gathered(cache, self.context, query.dtype, kv_scales)
         return packed_attention(query, key, value, self.bounds).flatten(1)
 
 

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from peagle.engine.device.cycle import CycleShape
 from peagle.engine.device.models import PromptEnds
+from peagle.engine.drafting import Drafting
 from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import Span
 from peagle.engine.step import Begin, Cycle, PromptChunk, Settings
 from peagle.models.decoder import Decoder
-from peagle.ops.argmax import argmax
 from peagle.ops.cycle_state import CycleState
 from peagle.ops.penalties import penalize
 from peagle.ops.sampling import Sampling, sample_requests
@@ -22,22 +22,16 @@ class DeviceRows:
     """The state of requests on the device, and how they get there, at the end of their prompt."""
 
     def __init__(
-        self,
-        target: Decoder,
-        width: int,
-        most_drafts: int,
-        most_unseen: int,
-        table: RequestTable,
-        follows: bool = True,
+        self, target: Decoder, drafting: Drafting, most_unseen: int, table: RequestTable
     ) -> None:
-        """width: the width of projected features; most_unseen: how many positions may wait for the
-        drafter; follows: whether there is a drafter."""
-        self._follows = follows
-        weight, rows = target.embed.weight, len(table.limits)
-        self._usual, self._most = most_drafts + 1, max(most_unseen, most_drafts + 1)
+        """most_unseen: how many positions may wait for the drafter."""
+        drafter, k, weight = drafting.needs.cache, drafting.k, target.embed.weight
+        self._follows, rows = drafter is not None, len(table.limits)
+        self._usual, self._most = k + 1, max(most_unseen, k + 1)
+        width = 1 if drafter is None else drafter.hidden_size
         features = weight.new_zeros(rows, self._most, width)
         vocab = target.spec.vocab_size
-        self.state = CycleState.empty(table.slots, table.limits, features, vocab, most_drafts)
+        self.state = CycleState.empty(table.slots, table.limits, features, vocab, k)
         self.sampling = Sampling.empty(rows, weight.device)
         self._pending = [1] * rows
         """Most positions that a request's next cycle can find unseen by the drafter."""
@@ -115,8 +109,7 @@ class DeviceRows:
         self._count_tokens(chunks)
         # a first token has no drafts before it
         penalize(logits, rows.new_empty(len(rows), 0), state.penalties, rows)
-        greedy = argmax(logits)
-        first = sample_requests(logits, greedy, self.sampling, rows, state.computed)
+        first = sample_requests(logits, self.sampling, rows, state.computed)
         state.begin(rows, first, ends.features)
 
     def _count_tokens(self, chunks: Sequence[PromptChunk]) -> None:
@@ -131,12 +124,10 @@ class DeviceRows:
         """Write what requests bring into their table rows, which are returned: [requests]."""
         for chunk in chunks:
             self._pending[chunk.row] = 1
-        state, sampling = self.state, self.sampling
+        state, sampling, device = self.state, self.sampling, self.state.computed.device
         given = [self.settings(chunk.row) for chunk in chunks]
-        whole, real = (
-            upload([*zip(*numbers, strict=True)], state.computed.device)
-            for numbers in (map(_whole_numbers, chunks, given), map(_real_numbers, given))
-        )
+        whole = upload([*zip(*map(_whole_numbers, chunks, given), strict=True)], device)
+        real = upload([*zip(*map(_real_numbers, given), strict=True)], device)
         rows, stops, ks, seeds, top_ks = whole
         temperatures, top_ps, min_ps, *rates = real
         for column, values in (

@@ -83,8 +83,7 @@ class DeviceWorker:
         self._models = DeviceModels(target, network, caches, memory.states)
         self.pauses, self._follows = lengths[0] == 0, network is not None
         most_unseen = MOST_UNSEEN if self.pauses and self._follows else 0
-        width = 1 if needs.cache is None else needs.cache.hidden_size
-        self._rows = DeviceRows(target, width, drafting.k, most_unseen, table, self._follows)
+        self._rows = DeviceRows(target, drafting, most_unseen, table)
         side = DeviceSide(
             self._models,
             drafting.proposer,

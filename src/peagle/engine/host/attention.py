@@ -122,8 +122,5 @@ def _group(
     context, offsets = max(s.start for s, _ in members) + count, torch.arange(count, device=device)
     if bias is None:
         bias = causal_bias(starts[:, None] + offsets, context, cache.dtype)
-    return AttentionGroup(
-        rows=(firsts[:, None] + offsets).view(-1),
-        slots=table.context(requests, starts + count, context),
-        bias=bias,
-    )
+    rows = (firsts[:, None] + offsets).view(-1)
+    return AttentionGroup(rows, table.context(requests, starts + count, context), bias)

@@ -12,6 +12,7 @@ from peagle.engine.host.attention import open_pass
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.spans import Span
 from peagle.ops.products.normed import Normed
+from peagle.transfer import upload
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,4 @@ def draft_rows(counts: Sequence[int], masks: int, device: torch.device) -> tuple
         known += count
         reads += range(len(sources) - 1, len(sources) + masks)
         sources += [mask] * masks
-    return _index(sources, device), _index(reads, device)
-
-
-def _index(rows: list[int], device: torch.device) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64, device=device)
+    return upload(sources, device), upload(reads, device)

@@ -59,10 +59,7 @@ def _experts(values: Values) -> ExpertsSpec:
     if values.get("swiglu_alpha", ALPHA) != ALPHA:
         raise InputError(f"swiglu_alpha {values['swiglu_alpha']} is not {ALPHA}")
     return config.experts(
-        values,
-        count="num_local_experts",
-        width="intermediate_size",
-        activation=ClampedSwiGLU(limit),
+        values, "num_local_experts", width="intermediate_size", activation=ClampedSwiGLU(limit)
     )
 
 

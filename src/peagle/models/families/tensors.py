@@ -211,7 +211,7 @@ def feed_forward(spec: FeedForwardSpec, hidden_size: int, place: Place) -> list[
         return mlp(spec, hidden_size, place)
     if isinstance(spec, ExpertsSpec):
         router = place.rule("mlp.router", ("mlp.gate.weight",), (spec.num_experts,))
-        return [router, *_experts(spec, hidden_size, place, "mlp", "mlp.experts")]
+        return [router, *_experts(spec, hidden_size, place, "mlp", "mlp.experts", together=False)]
     beside = _shared if isinstance(spec, SharedExpertsSpec) else _mixture
     return beside(spec, hidden_size, place)
 
@@ -223,7 +223,7 @@ def _shared(spec: MixtureSpec, hidden_size: int, place: Place) -> list[TensorRul
     router = place.rule("mlp.experts.router", ("mlp.gate.weight",), (spec.experts.num_experts,))
     return [
         router,
-        *_experts(spec.experts, hidden_size, place, "mlp.experts", "mlp.experts"),
+        *_experts(spec.experts, hidden_size, place, "mlp.experts", "mlp.experts", together=False),
         *place.linear("mlp.shared.gate_up", parts, inner, bias=False),
         *place.linear("mlp.shared.down", ("mlp.shared_expert.down_proj",), (hidden_size,), False),
         place.rule("mlp.shared_gate.weight", ("mlp.shared_expert_gate.weight",), (1,)),
@@ -244,12 +244,7 @@ def _mixture(spec: MixtureSpec, hidden_size: int, place: Place) -> list[TensorRu
 
 
 def _experts(
-    spec: ExpertsSpec,
-    hidden_size: int,
-    place: Place,
-    ours: str,
-    theirs: str,
-    together: bool = False,
+    spec: ExpertsSpec, hidden_size: int, place: Place, ours: str, theirs: str, together: bool
 ) -> list[TensorRule]:
     """Gate and up, and down, of experts that a file holds one by one or together, [experts,
     outputs, inputs]; together: what is usual."""

@@ -45,9 +45,7 @@ class Integers(Layout):
         """The bits of a code."""
         return self.format.bits
 
-    @property
-    def scale_bytes(self) -> int:
-        return 2
+    scale_bytes = 2
 
     def shapes(self, shape: Shape) -> tuple[Shape, ...]:
         outputs, depth = shape

@@ -29,12 +29,6 @@ def choose(x: Normed, layer: Linear, epilogue: Epilogue) -> Plain:
     """The kernel for `x @ weight.T` and what follows."""
     if LAUNCHES.chosen(x.x) is None:
         return PLAIN
-    product = product_of(x, layer, epilogue)
-    return next(kernel for kernel in KERNELS if kernel.takes(product, x, layer))
-
-
-def product_of(x: Normed, layer: Linear, epilogue: Epilogue) -> Product:
-    """The product of a layer's weight with x."""
     rows, depth = x.x.shape
-    outputs = len(layer.weight) // (2 if epilogue is Epilogue.GATE else 1)
-    return Product(rows, outputs, depth, format_of(layer.weight), epilogue)
+    product = Product(rows, depth, format_of(layer.weight), epilogue)
+    return next(kernel for kernel in KERNELS if kernel.takes(product, x, layer))

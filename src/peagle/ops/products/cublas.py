@@ -20,5 +20,4 @@ class CuBLAS(Plain):
         return kernels("swiglu").swiglu(self.linear(x, layer))
 
     def add(self, x: Normed, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
-        product = self.linear(x, layer)
-        return kernels("norm").add_normed(product[:, None], stream, norm)
+        return kernels("norm").add_normed(self.linear(x, layer)[:, None], stream, norm)

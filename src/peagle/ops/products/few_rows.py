@@ -19,11 +19,8 @@ class FewRows(CuBLAS):
     """Those of tensors; where gated, no bias."""
 
     def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
-        return (
-            super().takes(product, x, layer)
-            and product.rows <= MOST_ROWS
-            and not product.depth % UNIT
-        )
+        fits = product.rows <= MOST_ROWS and not product.depth % UNIT
+        return fits and super().takes(product, x, layer)
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         return kernels("few_rows").linear(x.x, x.squares, x.eps, layer.weight, layer.bias)

@@ -22,8 +22,6 @@ class Product:
     """[rows, depth] times a weight [outputs, depth], and what follows."""
 
     rows: int
-    outputs: int
-    """Where one half gates the other, the outputs of each half."""
     depth: int
     format: str
     """The format of the weight, as `peagle.ops.weight.format_of` names it."""

@@ -52,11 +52,8 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
     queries = max(most, triton.cdiv(16, padded))
     parts = 1 if spec.batch_invariant else _parts(requests * sets, rows.slots.shape[1])
     out = query.new_empty(len(query), spec.num_heads * spec.head_dim)
-    partial = torch.empty(
-        requests * sets * parts * queries * padded * (spec.head_dim + 2) if parts > 1 else 1,
-        dtype=torch.float32,
-        device=query.device,
-    )
+    left = requests * sets * parts * queries * padded * (spec.head_dim + 2) if parts > 1 else 1
+    partial = torch.empty(left, dtype=torch.float32, device=query.device)
     deep = parts == 1 and queries * padded == 32
     keys, stages = _fitting(query, queries * padded, 5 if deep else 3)
     _attend[(requests, sets, parts)](

@@ -10,6 +10,7 @@ from torch import Tensor
 from peagle.ops.acceptance import Path
 from peagle.ops.cached_attention import PassRows
 from peagle.ops.cycle_state import CycleState, DraftInputs, FirstNorms
+from peagle.ops.norm import RMSNorm
 
 
 class Places(NamedTuple):
@@ -62,12 +63,7 @@ def draft_inputs(
 
 
 def verify_inputs(
-    state: CycleState,
-    requests: Tensor,
-    drafts: Tensor,
-    embedding: Tensor,
-    weight: Tensor,
-    eps: float,
+    state: CycleState, requests: Tensor, drafts: Tensor, embedding: Tensor, norm: RMSNorm
 ) -> tuple[PassRows, Tensor, Tensor]:
     """As the reference."""
     batch, count, hidden = len(requests), drafts.shape[1] + 1, embedding.shape[1]
@@ -78,7 +74,7 @@ def verify_inputs(
         state,
         drafts,
         embedding,
-        weight,
+        norm.weight,
         x,
         scaled,
         places,
@@ -86,7 +82,7 @@ def verify_inputs(
         count,
         state.emitted.shape[1],
         hidden,
-        eps,
+        norm.eps,
         HIDDEN=triton.next_power_of_2(hidden),
         num_warps=8,
     )

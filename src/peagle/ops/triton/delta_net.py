@@ -125,7 +125,7 @@ def recur(
         product.stride(0),
         weights.eps,
         D=sizes,
-        TOGETHER=triton.next_power_of_2(together),
+        HEADS=triton.next_power_of_2(together),
         **overlap(product),
         num_warps=4,
     )
@@ -285,19 +285,12 @@ def _dealt(x, D: tl.constexpr):
 
 @triton.jit
 def _norm(
-    given,
-    product,
-    weight,
-    product_stride,
-    eps,
-    D: tl.constexpr,
-    TOGETHER: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    given, product, weight, stride, eps, D: tl.constexpr, HEADS: tl.constexpr, OVERLAP: tl.constexpr
 ):
     """Heads normed, and times their gates, in their place."""
     begin(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)[:, None]
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     lane = tl.arange(0, D.width)[None, :]
     mask = (head < D.heads) & (lane >= 0)
     at = given + (row * D.heads + head) * D.width + lane
@@ -306,6 +299,6 @@ def _norm(
     # rounded where the reference rounds
     x = x.to(given.dtype.element_ty).to(tl.float32) * tl.load(weight + lane).to(tl.float32)
     x = x.to(given.dtype.element_ty).to(tl.float32)
-    z_at = product + row * product_stride + D.channels + head * D.width + lane
+    z_at = product + row * stride + D.channels + head * D.width + lane
     z = tl.load(z_at, mask=mask, other=0.0).to(tl.float32)
     tl.store(at, x * (z / (1 + tl.exp(-z))), mask=mask)

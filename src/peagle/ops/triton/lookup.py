@@ -52,7 +52,7 @@ def weigh(gains: Tensor, found: Found, path: Path, price: float) -> None:
     batch, count = path.drafts.shape
     _weigh[(1,)](
         gains, found.tokens, found.lengths, path.drafts, path.chosen, batch, count, len(gains),
-        price, math.log2(math.e) / MEMORY, REQUESTS=triton.next_power_of_2(batch),
+        price, math.log2(math.e) / MEMORY, ROWS=triton.next_power_of_2(batch),
     )  # fmt: skip
 
 
@@ -145,19 +145,9 @@ def _agreed(tokens, chosen, row, there, count):
 
 @triton.jit
 def _weigh(
-    gains,
-    tokens,
-    lengths,
-    drafts,
-    chosen,
-    batch,
-    count,
-    width,
-    price,
-    forgets,
-    REQUESTS: tl.constexpr,
+    gains, tokens, lengths, drafts, chosen, batch, count, width, price, forgets, ROWS: tl.constexpr
 ):
-    row = tl.arange(0, REQUESTS)
+    row = tl.arange(0, ROWS)
     there = row < batch
     known = _agreed(drafts, chosen, row, there, count) + 1
     gained = tl.minimum(_agreed(tokens, chosen, row, there, count), known).to(tl.float32) - price

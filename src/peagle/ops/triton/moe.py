@@ -27,8 +27,7 @@ LARGEST = 128
 
 def takes(experts: ExpertWeights | RoutedExperts) -> bool:
     """Whether these kernels cover experts' weights on their device."""
-    weights = experts.gate_up, experts.down
-    return all(map(products.takes, weights))
+    return products.takes(experts.gate_up) and products.takes(experts.down)
 
 
 def moe(x: Tensor, weights: ExpertWeights) -> Tensor:

@@ -221,11 +221,8 @@ def _add_normed(
     unit = _unit(value, width, next_eps)
     tl.store(out + at, _under(unit, weights.following, column, inside).to(kind), mask=inside)
     if read is not None:
-        tl.store(
-            read.to_experts + at,
-            _under(unit, read.experts_weight, column, inside).to(kind),
-            mask=inside,
-        )
+        to_experts = _under(unit, read.experts_weight, column, inside).to(kind)
+        tl.store(read.to_experts + at, to_experts, mask=inside)
         # of experts that are close to each other, every rounding on the router's way decides
         routed = _under(unit.to(kind).to(tl.float32), read.router_scale, column, inside).to(kind)
         tl.store(read.routed + at, (routed.to(tl.float32) * factor).to(kind), mask=inside)

@@ -96,7 +96,7 @@ def _route_few(x: Normed, experts: ExpertWeights, routing: Routing) -> None:
         SHARE=SHARE,
         COLUMNS=COLUMNS,
         FEW=FEW,
-        BLOCK_R=triton.next_power_of_2(max(rows, 1)),
+        R=triton.next_power_of_2(max(rows, 1)),
         C=choice,
         **overlap(x.x),
     )
@@ -118,7 +118,7 @@ def _route_many(x: Normed, experts: ExpertWeights, routing: Routing) -> None:
         _behind(x, experts, routing),
         routing.weights,
         rows,
-        BLOCK_R=ROUTED,
+        R=ROUTED,
         C=choice,
         **overlap(x.x),
     )
@@ -210,7 +210,7 @@ def _route_few_kernel(
     SHARE: tl.constexpr,
     COLUMNS: tl.constexpr,
     FEW: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    R: tl.constexpr,
     C: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -235,9 +235,9 @@ def _route_few_kernel(
     tl.store(arrivals, 0)
     tl.debug_barrier()
     # a product takes 16 rows at least, what follows as many as there are
-    row = tl.arange(0, BLOCK_R)
+    row = tl.arange(0, R)
     wide: tl.constexpr = C.lanes
-    logits = tl.zeros([BLOCK_R, wide], tl.float32)
+    logits = tl.zeros([R, wide], tl.float32)
     at = partial + row[:, None] * C.lanes + expert[None, :]
     inside = (row < rows)[:, None] & (expert < C.experts)[None, :]
     for split in tl.static_range(SPLITS):
@@ -250,18 +250,11 @@ def _route_few_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def _route_kernel(
-    logits,
-    chosen,
-    behind,
-    weights,
-    rows,
-    BLOCK_R: tl.constexpr,
-    C: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    logits, chosen, behind, weights, rows, R: tl.constexpr, C: tl.constexpr, OVERLAP: tl.constexpr
 ):
-    """The weight and the expert of every pair of BLOCK_R rows. logits: the router's product."""
+    """The weight and the expert of every pair of R rows. logits: the router's product."""
     begin(OVERLAP)
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    row = tl.program_id(0) * R + tl.arange(0, R)
     expert = tl.arange(0, C.lanes)[None, :]
     inside = (expert < C.experts) & (row < rows)[:, None]
     scores = tl.load(logits + row[:, None] * C.experts + expert, mask=inside, other=0.0)

@@ -14,19 +14,16 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.sampling import Sampling
+from peagle.ops.triton.argmax import argmax
 
 BLOCK, WARPS = 8192, 32
 
 
 def sample_requests(
-    logits: Tensor,
-    greedy: Tensor,
-    table: Sampling,
-    requests: Tensor,
-    firsts: Tensor,
-    depths: Tensor | None = None,
+    logits: Tensor, table: Sampling, requests: Tensor, firsts: Tensor, depths: Tensor | None = None
 ) -> Tensor:
     """As the reference; logits with any row stride."""
+    greedy = argmax(logits)
     out = torch.empty_like(greedy)
     _sample[(len(logits),)](
         logits,

@@ -41,10 +41,6 @@ class Format(ABC):
     def values(self, codes: Tensor) -> Tensor:
         """What codes stand for without scales, in float32."""
 
-    def zero_points(self, zeros: Tensor) -> Tensor:
-        """What is subtracted from values before they are scaled, in float32."""
-        return self.values(zeros)
-
     def widened(self, scales: Tensor) -> Tensor:
         """Scales in float32."""
         return scales.float()
@@ -189,7 +185,7 @@ class QuantizedWeight(nn.Module):
         codes = self.format.codes(self.numbers[rows], self.run)
         values = self.format.values(codes[:, : self.shape[1]])
         if self.zeros is not None:
-            values -= self._spread(self.format.zero_points(self._of(self.zeros, rows)), rows)
+            values -= self._spread(self.format.values(self._of(self.zeros, rows)), rows)
         scales, factors = self.format.widened(self._of(self.scales, rows)), self.factors
         if factors is not None:
             own = factors[rows, None]

@@ -59,11 +59,8 @@ def write(top, total, attended, sinks, out, kv_head, first, count, TILING: gl.co
         sink = gl.load(sinks + gl.minimum(head, TILING.heads - 1)).to(gl.float32) * LOG2E
         total += gl.exp2(sink - top)
     result = attended / gl.where(total == 0.0, 1.0, total)[:, None]
-    at = (
-        out
-        + ((first + row) * TILING.heads * TILING.size + head * TILING.size)[:, None]
-        + dim[None, :]
-    )
+    line_at = (first + row) * TILING.heads * TILING.size + head * TILING.size
+    at = out + line_at[:, None] + dim[None, :]
     # heads that fill a group up to a power of two take part as rows that nobody reads
     real = ((row < count) & (line % TILING.padded < TILING.group))[:, None] & (dim >= 0)[None, :]
     gl.store(at, result.to(out.dtype.element_ty), mask=real)

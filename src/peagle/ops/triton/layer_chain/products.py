@@ -28,22 +28,12 @@ FOLDED = gl.constexpr(gl.BlockedLayout([1, 1, 2, 2], [32, 1, 1, 1], [1, 4, 1, 1]
 
 @gluon.jit
 def multiply_all(
-    ring,
-    added,
-    inner,
-    added_behind,
-    qkv,
-    given,
-    arrivals,
-    rows,
-    post_eps,
-    next_eps,
-    SHAPE: gl.constexpr,
+    ring, added, inner, behind, qkv, given, arrivals, rows, post_eps, next_eps, SHAPE: gl.constexpr
 ):
     """All four products.
 
     added: a stream and the next norm's weight, then where the new stream, that times the weight,
-    and its squares are written; added_behind: the same for down.
+    and its squares are written; behind: the same for down.
     """
     out_link: gl.constexpr = SHAPE.out_link
     gate_link: gl.constexpr = SHAPE.gate_link
@@ -59,10 +49,10 @@ def multiply_all(
     done = _gate(done, ring, factor, inner, rows, gate_link, SHAPE)
     # a program without gates arrives, too: down waits for every program
     arrive(arrivals + 1)
-    done = _add(done, ring, added_behind, given, arrivals + 2, rows, down_link, SHAPE)
+    done = _add(done, ring, behind, given, arrivals + 2, rows, down_link, SHAPE)
     if SHAPE.qkv > 0:
         wait_for(arrivals + 2, down_link.units)
-        factor = _over_rms(added_behind[4], next_eps, down_link, SHAPE)
+        factor = _over_rms(behind[4], next_eps, down_link, SHAPE)
         _scale(done, ring, factor, qkv, rows, qkv_link, SHAPE)
     # after q, k and v all programs have seen the counts; else the last of them comes with this one
     order: gl.constexpr = "relaxed" if SHAPE.qkv > 0 else "acq_rel"

@@ -39,10 +39,5 @@ def publish():
 def _seen(arrivals):
     # a plain load could be taken out of the loop, or find an old count in L1 for ever
     return gl.inline_asm_elementwise(
-        "ld.acquire.gpu.global.s32 $0, [$1];",
-        "=r,l",
-        [arrivals],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
+        "ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [arrivals], gl.int32, is_pure=False, pack=1
     )
