@@ -77,15 +77,10 @@ class AuditCase:
         lies beyond the likeliest ones, which alone are read."""
         params, narrow = request.params, 0 < request.params.top_k <= MAX_LOGPROBS
         plain = params.temperature in (0, 1) and params.top_k <= 0 and not params.min_p
-        if (
-            done.finish_reason not in ("stop", "length", "repetition")
-            or not done.token_ids
-            or request.form is not None
-            or params.penalized
-            or params.logit_bias
-            or params.min_tokens
-            or (params.top_p < 1 and not narrow and not plain)
-        ):
+        ended = done.finish_reason in ("stop", "length", "repetition") and done.token_ids
+        bound = request.form is not None or params.logit_bias or params.min_tokens
+        beyond = params.top_p < 1 and not narrow and not plain
+        if not ended or bound or params.penalized or beyond:
             return None
         shape = params.temperature, max(params.top_k, 0), params.top_p, params.min_p
         return cls(done.prompt_token_ids, done.token_ids, done.seed, *shape)

@@ -1,9 +1,9 @@
 """How an engine computes and how a request is answered; `SpeculativeConfig` is found here, too."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from peagle.configuration import Config, NonNegativeInt, PositiveInt
 from peagle.speculative_config import SpeculativeConfig as SpeculativeConfig
@@ -33,13 +33,11 @@ class RepetitionDetection(Config):
     min_count: NonNegativeInt = 0
     """How often it must stand at the end, one behind another."""
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def model_post_init(self, _: Any) -> None:
         if self.min_pattern_size > self.max_pattern_size:
             raise ValueError("min_pattern_size is above max_pattern_size")
         if self.max_pattern_size and self.min_count < 2:
             raise ValueError("min_count must be at least 2; max_pattern_size 0 detects nothing")
-        return self
 
     @property
     def span(self) -> int:
@@ -77,14 +75,12 @@ class StructuredOutputs(Config):
     """Whether a schema with a keyword that no grammar can keep is refused; else the keyword is left
     out."""
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def model_post_init(self, _: Any) -> None:
         kinds = (value for name, value in self if name != "strict")
         if sum(kind not in (None, False) for kind in kinds) != 1:
             raise ValueError(
                 "give exactly one of json, json_object, regex, choice, grammar and structural_tag"
             )
-        return self
 
 
 class SamplingParams(Config):
@@ -170,8 +166,7 @@ class SamplingParams(Config):
             raise ValueError("0 generates nothing; give at least 1 (or 0 with prompt_logprobs)")
         return value
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def model_post_init(self, _: Any) -> None:
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
         if self.structured_outputs is not None and (self.min_tokens or self.ignore_eos):
@@ -179,7 +174,6 @@ class SamplingParams(Config):
                 "structured outputs end where their form is complete; leave out min_tokens and "
                 "ignore_eos"
             )
-        return self
 
     @property
     def penalties(self) -> tuple[float, float, float]:

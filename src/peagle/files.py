@@ -110,10 +110,8 @@ def rewritten_file(path: Path) -> Iterator[Callable[[str], None]]:
             scratch.write_text(text, encoding="utf-8")
             scratch.replace(place)
 
-        try:
+        with writing(path):
             scratch.touch(exist_ok=False)
-        except OSError as error:
-            raise InputError(f"{path} cannot be written: {error.strerror}") from None
         yield write
 
 
@@ -138,20 +136,19 @@ def refuse_existing(path: Path, force: bool) -> None:
 
 def _writable(path: Path) -> Path:
     """The file that a path leads to. Raises `InputError` for one that may not be replaced."""
-    try:
+    with writing(path):
         place = Path(os.path.expanduser(path)).resolve()  # unlike Path's leaves ~nobody as it is
         replaceable = not place.exists() or (place.is_file() and os.access(place, os.W_OK))
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from None
     if not replaceable:
         raise InputError(f"{path} cannot be written: it is not a file that may be replaced")
     return place
 
 
 @contextmanager
-def writing(place: Path, advice: str) -> Iterator[None]:
-    """Raises `InputError` when a disk refuses a write within the block."""
+def writing(place: Path, advice: str = "") -> Iterator[None]:
+    """Raises `InputError`, with some advice, when a disk refuses a write within the block."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{place} cannot be written: {reason(error)}; {advice}") from None
+        told = f"{place} cannot be written: {reason(error)}"
+        raise InputError(f"{told}; {advice}" if advice else told) from None

@@ -76,26 +76,22 @@ class LLM(PromptEncoder):
         else:
             apart = own_process or fronts
             engine = EngineProcess(source, fronts=fronts) if apart else source.load(tokenizer)
-        self._open(engine, tokenizer, defaults, chat)
+        self._open(engine, tokenizer, defaults, chat or ChatConfig())
         self.dialect = dialect
 
     @classmethod
     def over(cls, engine: Engine, tokenizer: Any, chat: ChatConfig | None = None) -> Self:
         """An LLM over an existing engine."""
         llm = cls.__new__(cls)
-        llm._open(LocalEngine(engine, tokenizer), tokenizer, {}, chat)
+        llm._open(LocalEngine(engine, tokenizer), tokenizer, {}, chat or ChatConfig())
         return llm
 
     def _open(
-        self,
-        engine: EngineClient,
-        tokenizer: Any,
-        sampling_defaults: dict[str, float],
-        chat: ChatConfig | None,
+        self, engine: EngineClient, tokenizer: Any, defaults: dict[str, float], chat: ChatConfig
     ) -> None:
-        super().__init__(tokenizer, engine.max_length, chat or ChatConfig())
+        super().__init__(tokenizer, engine.max_length, chat)
         self.engine, self.k = engine, engine.k
-        self.sampling_defaults = sampling_defaults
+        self.sampling_defaults = defaults
         """Sampling parameters that the model's generation config suggests."""
         self._detokenizers = functools.cache(functools.partial(detokenizers, tokenizer))
         self.draft_totals = [DraftTotals([0] * engine.k) for _ in engine.replicas]

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from peagle.configuration import Config, PositiveInt, parse_json_option
 from peagle.errors import ConfigError, InputError
@@ -84,8 +84,7 @@ class SpeculativeConfig(Config):
     def _newer_name(cls, method: str) -> str:
         return "mtp" if method in MTP_NAMES else method
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def model_post_init(self, _: Any) -> None:
         self._check_synthetic()
         if self.method != "ngram":
             self._leave_out(LOOKUP_KEYS, "drafts without lookups, which are method ngram's")
@@ -106,7 +105,6 @@ class SpeculativeConfig(Config):
                 f"prompt_lookup_min {lengths[0]} is above prompt_lookup_max {lengths[1]}; raise "
                 "the second, or leave it out"
             )
-        return self
 
     def _check_without_drafter(self) -> None:
         """Raise `ValueError` for an unknown method, and for what goes with a drafter alone."""

@@ -103,13 +103,8 @@ def bench(
         params = SamplingParams(**sampling, ignore_eos=work.ignore_eos)
         engine = EngineConfig(**hardware)
     if synthetic.shape is not None:
-        if (
-            target
-            or compared.names_drafters
-            or work.chat
-            or servers.url
-            or (work.prompts != [*BUNDLED])
-        ):
+        own_prompts = work.prompts != [*BUNDLED]
+        if any((target, compared.names_drafters, work.chat, servers.url, own_prompts)):
             raise InputError(
                 "--shape makes its own models and prompts; leave out targets, drafters, --chat, "
                 "--prompts and --url"

@@ -3,9 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any
 
 from peagle.cli.groups import Several
 from peagle.cli.loading import read_speculation
@@ -33,8 +31,7 @@ class Compared(BothDrafters):
     """Methods to run: any of none, ngram, eagle3, peagle, dflash, mtp, or another package's.
     Default: none, and those with a drafter"""
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def model_post_init(self, _: Any) -> None:
         if self.speculative_config is not None and (self.drafter, self.k) != (None, None):
             raise InputError(BOTH_FORMS)
         if self._one is not None and (self.eagle3, self.peagle) != (None, None):
@@ -44,7 +41,6 @@ class Compared(BothDrafters):
                 "models are measured with the acceptance that they have; leave out "
                 "synthetic_acceptance_rates, or give --shape with --synthetic-acceptance"
             )
-        return self
 
     @cached_property
     def _one(self) -> SpeculativeConfig | None:
@@ -84,12 +80,8 @@ class Compared(BothDrafters):
             drafters[by] = one.model
         methods = self.run(("none", by))
         pair = choose_pair(methods, target, drafters)
-        return methods, replace(
-            pair,
-            quantization=one.quantization,
-            num_tree_nodes=one.num_tree_nodes,
-            lookup=one.lookup or pair.lookup,
-        )
+        asked = one.model_dump(include={"quantization", "num_tree_nodes"})
+        return methods, replace(pair, **asked, lookup=one.lookup or pair.lookup)
 
     def cases(
         self, methods: Sequence[str], drafters: "Mapping[str, NetworkConfig]", grid: "Grid"

@@ -1,10 +1,9 @@
 """Options that several commands share, each named and explained once."""
 
 import os
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import typer
-from pydantic import model_validator
 
 from peagle.cli.groups import Flags, fields, group
 from peagle.config import EngineConfig
@@ -64,11 +63,9 @@ class NamedDrafter(Flags):
     speculative_config: str | None = None
     """vLLM's JSON, in place of --drafter and --k."""
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def model_post_init(self, _: Any) -> None:
         if self.speculative_config is not None and (self.drafter, self.k) != (None, None):
             raise InputError(BOTH_FORMS)
-        return self
 
 
 def use_threads(threads: int | None) -> None:

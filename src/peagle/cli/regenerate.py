@@ -16,10 +16,9 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import model_validator
 from rich.console import Console
 
 from peagle.cli.groups import Flags, fields, from_flags
@@ -69,11 +68,9 @@ class Answering(Flags):
     model: str | None = None
     """Model name at the endpoint."""
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def model_post_init(self, _: Any) -> None:
         if (self.endpoint is None) != (self.model is None):
             raise InputError("--endpoint and --model go together")
-        return self
 
     @functools.cached_property
     def variables(self) -> Any:

@@ -4,9 +4,9 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from peagle.cli.groups import Flags, Positive
 from peagle.errors import InputError, lacking
@@ -30,14 +30,12 @@ class Reporting(Flags):
     force: bool = False
     """Replace the files of --json and --report."""
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def model_post_init(self, _: Any) -> None:
         for name in ("price_per_hour", "target_rate"):
             if self.report is None and getattr(self, name) is not None:
                 raise InputError(f"--{name.replace('_', '-')} is for the report; add --report DIR")
         if str(self.result).startswith("--"):  # the flag that follows it
             raise InputError("--json needs a FILE, or - for stdout; peagle generate's needs none")
-        return self
 
     def open(self) -> "Report | None":
         """The report, if one is asked for.

@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any
 
 from peagle.cli.groups import Flags, Positive, Several
 from peagle.cli.measurement import Benchmark
@@ -26,11 +24,9 @@ class Servers(Flags):
     """With --url: requests a second at random times, one or several: 2,8. Default: --concurrency
     requests in flight"""
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def model_post_init(self, _: Any) -> None:
         if self.request_rate and not self.url:
             raise InputError("--request-rate needs --url")
-        return self
 
     def benchmark(
         self,

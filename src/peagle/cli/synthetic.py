@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any
 
 from peagle.cli.groups import Flags
 from peagle.config import EngineConfig, SamplingParams
@@ -32,14 +30,12 @@ class Synthetic(Flags):
     checkpoint: Path | None = None
     """Read the target of --shape from this directory. Default: it is made"""
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def model_post_init(self, _: Any) -> None:
         given = self.synthetic_acceptance, self.routing, self.checkpoint
         if self.shape is None and (self.random_weights or given != (None, None, None)):
             raise InputError(
                 "--random-weights, --synthetic-acceptance, --routing and --checkpoint need --shape"
             )
-        return self
 
     def drafters(self, methods: Sequence[str]) -> "dict[str, NetworkConfig]":
         """The drafters of the shape that have sizes of their own. Raises `InputError` for an

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from peagle.cli.curves import draw_curves
-from peagle.errors import InputError
 from peagle.files import replacing, writing
 
 if TYPE_CHECKING:
@@ -29,10 +28,8 @@ def log_directory(recipe: "Recipe") -> Path:
     """OUTPUT.run, beside the recipe's output. Raises `InputError` when it cannot be made."""
     output = Path(recipe.output)
     directory = output.with_name(output.name + ".run")
-    try:
+    with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{directory} cannot be written: {error.strerror}") from None
     return directory
 
 

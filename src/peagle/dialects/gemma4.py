@@ -6,7 +6,6 @@
 import json
 import re
 from collections.abc import Iterator
-from typing import ClassVar
 
 from peagle.dialects.arguments import QUOTE_TOKEN
 from peagle.dialects.events import Event
@@ -24,11 +23,8 @@ NAME = re.compile(r"\s*call:([^{]*)(?=\{)")
 class Gemma4Calls(CallFormat):
     """`call:f{…}` between `<|tool_call>` and `<tool_call|>`."""
 
-    name: ClassVar[str] = "gemma4"
-    begin: ClassVar[str] = "<|tool_call>"
-    end: ClassVar[str] = "<tool_call|>"
-    inner: ClassVar[tuple[str, ...]] = (QUOTE,)
-    handover: ClassVar[str] = "<|tool_response>"
+    name, begin, end = "gemma4", "<|tool_call>", "<tool_call|>"
+    inner, handover = (QUOTE,), "<|tool_response>"
 
     def reader(self, use: ToolUse, marked: bool) -> "Gemma4Reader":
         """A reader of one call."""

@@ -1,7 +1,6 @@
 """Calls as Hermes and Qwen3 write them: JSON between `<tool_call>` and `</tool_call>`."""
 
 import json
-from typing import ClassVar
 
 from peagle.dialects.json_calls import JSONCalls
 from peagle.dialects.markers import Markers
@@ -12,9 +11,7 @@ from peagle.dialects.tools import Tool, ToolUse
 class HermesCalls(CallFormat):
     """`<tool_call>\\n{"name": "f", "arguments": {…}}\\n</tool_call>`, one section for each call."""
 
-    name: ClassVar[str] = "hermes"
-    begin: ClassVar[str] = "<tool_call>"
-    end: ClassVar[str] = "</tool_call>"
+    name, begin, end = "hermes", "<tool_call>", "</tool_call>"
 
     def reader(self, use: ToolUse, marked: bool) -> JSONCalls:
         """A reader of one section."""

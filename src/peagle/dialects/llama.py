@@ -1,7 +1,7 @@
 """Calls as Llama 3.x writes them: an answer that is JSON, or JSON after `<|python_tag|>`."""
 
 import json
-from typing import Any, ClassVar
+from typing import Any
 
 from peagle.dialects.json_calls import JSONCalls
 from peagle.dialects.markers import Markers
@@ -12,10 +12,8 @@ from peagle.dialects.tools import Tool, ToolUse
 class LlamaCalls(CallFormat):
     """`{"name": "f", "parameters": {…}}`, several separated by `; `."""
 
-    name: ClassVar[str] = "llama3_json"
-    begin: ClassVar[str] = "<|python_tag|>"
-    bare: ClassVar[str] = "{"
-    separator: ClassVar[str] = '"; "'
+    name, begin = "llama3_json", "<|python_tag|>"
+    bare, separator = "{", '"; "'
 
     def reader(self, use: ToolUse, marked: bool) -> JSONCalls:
         """A reader of one section. Without a marker, an object that names no tool is content."""

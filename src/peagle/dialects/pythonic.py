@@ -5,7 +5,7 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from peagle.dialects.argument_schema import Argument
 from peagle.dialects.arguments import ANSWER, as_arguments
@@ -37,11 +37,8 @@ ESCAPED = {"\n": "\\n", "\r": "\\r"}
 class PythonicCalls(CallFormat):
     """`[f(a=1), g()]`, whose calls are shown once the list is complete."""
 
-    name: ClassVar[str] = "pythonic"
-    begin: ClassVar[str] = "<|python_start|>"
-    end: ClassVar[str] = "<|python_end|>"
-    bare: ClassVar[str] = r"\["
-    separator: ClassVar[str] = ""
+    name, begin, end = "pythonic", "<|python_start|>", "<|python_end|>"
+    bare, separator = r"\[", ""
 
     def reader(self, use: ToolUse, marked: bool) -> "PythonicReader":
         """A reader of one section. Without a marker, a list of other calls is content."""

@@ -13,7 +13,6 @@ import json
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import ClassVar
 
 from peagle.dialects.argument_schema import ANY, ANYTHING, Argument
 from peagle.dialects.arguments import OTHER_THAN_TEXT, as_arguments, is_text, typed, within_quotes
@@ -41,10 +40,8 @@ BEGUN_TAG = re.compile(r"\n?</parameter>\s*(?:<[^>\n]*)?\Z|\n?(?:</?[a-z_]{0,9})
 class Qwen3CoderCalls(CallFormat):
     """`<function=…>` with a `<parameter=…>` for each argument."""
 
-    name: ClassVar[str] = "qwen3_coder"
-    begin: ClassVar[str] = "<tool_call>"
-    end: ClassVar[str] = "</tool_call>"
-    also: ClassVar[str] = "<function="
+    name, begin, end = "qwen3_coder", "<tool_call>", "</tool_call>"
+    also = "<function="
 
     def reader(self, use: ToolUse, marked: bool) -> "TaggedCalls":
         """A reader of one section."""

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from peagle.errors import InputError, reason
+from peagle.errors import InputError
+from peagle.files import writing
+from peagle.train.samples import parsed
 
 BEGINNING = '{"source": "'
 """How every line of an output begins."""
@@ -19,7 +21,7 @@ def read_lines(path: Path, beginning: str) -> Iterator[tuple[str, Any]]:
     `InputError` for a file that cannot be written or has no such line.
     """
     kept = 0
-    try:
+    with writing(path):
         if not path.exists() and os.access(path.parent, os.W_OK):
             return
         with path.open("ab+") as lines:  # which tells why a new file cannot be made
@@ -27,22 +29,17 @@ def read_lines(path: Path, beginning: str) -> Iterator[tuple[str, Any]]:
             for number, line in enumerate(lines, start=1):
                 place = f"{path}:{number}"
                 if line.endswith(b"\n"):
-                    yield place, _parsed(line)
+                    yield place, parsed(line)
                     kept += len(line)
                 elif not kept and line[: len(beginning)] != beginning.encode()[: len(line)]:
                     yield place, None
             lines.truncate(kept)
-    except OSError as error:
-        raise _unwritable(path, error) from None
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
     """Add a line, which the system then has. Raises `InputError` when it cannot be written."""
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise _unwritable(path, error) from None
+    with writing(path), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 class Output:
@@ -91,14 +88,3 @@ def _has_ids(record: Mapping[Any, Any]) -> bool:
     messages = record.get("messages")
     told = [record, *messages] if isinstance(messages, list) else [record]
     return any(isinstance(one, dict) and "token_ids" in one for one in told)
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
-
-
-def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path} cannot be written: {reason(error)}")

@@ -64,10 +64,7 @@ class Choices(ABC):
 
     def whole(self, done: Sequence[Completion]) -> Json:
         """The answer as one object."""
-        choices = [
-            self._ended(self.choice(index, completion), completion)
-            for index, completion in enumerate(done)
-        ]
+        choices = [self._ended(self.choice(n, one), one) for n, one in enumerate(done)]
         told = {"choices": choices, "usage": usage(self._job, done)}
         words = {**self._head, **told, **self.shared(done)}
         if self._asked.return_token_ids:

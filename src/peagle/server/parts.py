@@ -2,30 +2,26 @@
 
 import collections
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from peagle.server.delivery import Json
 
 
-class AnswerPart(ABC):
+class AnswerPart(Protocol):
     """One part: how it looks, and the events in which a stream tells of it."""
 
     @property
-    @abstractmethod
     def shown(self) -> Json:
         """The part as it is now."""
 
-    @abstractmethod
     def begin(self) -> Iterator[Json]:
         """That it begins."""
 
-    @abstractmethod
     def add(self, text: str) -> Iterator[Json]:
         """More text, or more of a call's arguments."""
 
-    @abstractmethod
     def end(self, cut: bool) -> Iterator[Json]:
         """That it ends; `cut`: at a limit, rather than by itself."""
 

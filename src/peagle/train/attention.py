@@ -74,12 +74,7 @@ class _AddDense(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        rest: Tensor,
-        rest_sum: Tensor,
-        rows: Sequence[slice],
-        *seen: Tensor,
+        ctx: Any, query: Tensor, rest: Tensor, rest_sum: Tensor, rows: list[slice], *seen: Tensor
     ) -> Tensor:
         merged = rest.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
         total = rest_sum.clone()
@@ -137,8 +132,7 @@ def _dense_backward(gradient: Tensor, inputs: Inputs, drawn: Weighed, kept: Any)
     (*sizes, seed, offset), (out, log_sum) = kept, drawn
     given = _row_major(gradient), *inputs, _row_major(out), log_sum[..., None]
     backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
-    gradients: Inputs = backward(*given, seed, offset, None, *sizes, 0.0, False)
-    return gradients
+    return backward(*given, seed, offset, None, *sizes, 0.0, False)
 
 
 def _row_major(heads: Tensor) -> Tensor:

@@ -150,10 +150,9 @@ class Encoder:
         return [Document.answered(ids, 0) for ids in self._ids([s.text for s in samples])]
 
     def _ids(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
-        ids: list[list[int]] = self._tokenizer(
+        return self._tokenizer(
             texts, add_special_tokens=add_special_tokens, verbose=False
         ).input_ids
-        return ids
 
 
 def _encode(samples: Iterator[Sample], encoder: Encoder) -> Iterator[list[Document]]:

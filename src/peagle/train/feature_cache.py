@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,15 +28,13 @@ from peagle.train.features import Features, FeatureSource, Split, padded_for
 from peagle.train.packing import Batch, Document, PackedRows
 from peagle.train.parallel import Ranks
 from peagle.train.recipe import Recipe
-from peagle.train.teacher import Teacher
+from peagle.train.teacher import Teacher, Tell
 
 VERSION = 1
 """Version of the format."""
 MANIFEST = "manifest.json"
 SHARD = 2**30
 """Approximate bytes of a shard, which has at least one row."""
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -144,19 +144,15 @@ def _draft_layers(recipe: Recipe, target: DecoderSpec) -> DecoderSpec:
         attention = replace(attention, qk_norm=qk_norm)
     mlp = MLPSpec(recipe.intermediate_size or fed.intermediate_size)
     norm = NormSpec(target.norm.eps * target.residual_multiplier**2)
+    width, full = recipe.sliding_window, recipe.full_attention_layers
+    windows = (None if layer in full else width for layer in range(recipe.num_hidden_layers))
     layers = (
         replace(attention, window=window, causal=not blocks or window is not None)
-        for window in _windows(recipe)
+        for window in windows
     )
     stack = tuple(LayerSpec(each, mlp, norm) for each in layers)
     sizes = target.vocab_size, target.hidden_size
     return DecoderSpec(*sizes, stack, norm, target.max_length)
-
-
-def _windows(recipe: Recipe) -> list[int | None]:
-    """Each draft layer's window."""
-    width, full = recipe.sliding_window, recipe.full_attention_layers
-    return [None if layer in full else width for layer in range(recipe.num_hidden_layers)]
 
 
 def initial_drafter(recipe: Recipe, target: Ends, rows: PackedRows) -> Network:

@@ -1,6 +1,6 @@
 """The loss: logits are computed chunk by chunk, and only for the elements in it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +51,6 @@ class Comparison:
     ) -> Tensor:
         """Sum of the weighted cross-entropies of the selector's scores to the target's shares of
         the same candidates. Arguments as in `loss`, and those of `Readout`."""
-        (places,) = to_device(hidden.device, places)
         total = torch.zeros((), device=hidden.device)
         for part, place, weight, before in self._chunks(hidden, places, weights, previous):
             found, scores = self._readout(part, before)
@@ -64,7 +63,6 @@ class Comparison:
     @torch.no_grad()
     def confidence(self, hidden: Tensor, final: Tensor, places: Tensor) -> Tensor:
         """[elements] the drafter's probability of the target's most likely token."""
-        (places,) = to_device(hidden.device, places)
         found = []
         for part, place in self._chunks(hidden, places):
             best = F.linear(final[place], self._wanted).argmax(dim=-1, keepdim=True)
@@ -81,7 +79,6 @@ class Comparison:
         bool: whether the drafter's choice at temperature 0 is the target's, out of all tokens; the
         probability that at temperature 1 both draw the same. Arguments as in `selector_loss`.
         """
-        (places,) = to_device(hidden.device, places)
         agree, drawn = [hidden.new_zeros(0, dtype=torch.bool)], [hidden.new_zeros(0)]
         for part, place, before in self._chunks(hidden, places, previous):
             found, scores = self._readout(part, before)
@@ -92,10 +89,12 @@ class Comparison:
             drawn.append(shared_draw(shares, scores.softmax(dim=-1)).to(hidden.dtype))
         return torch.cat(agree), torch.cat(drawn)
 
-    def _chunks(self, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Rows of some tensors, as many as have their logits in memory at once."""
+    def _chunks(self, hidden: Tensor, places: Tensor, *more: Tensor) -> Iterator[Sequence[Tensor]]:
+        """Rows of some tensors, as many as have their logits in memory at once; places: on the
+        CPU."""
+        (there,) = to_device(hidden.device, places)
         rows = chunk_rows(len(self._wanted))
-        yield from zip(*(column.split(rows) for column in columns), strict=True)
+        yield from zip(*(part.split(rows) for part in (hidden, there, *more)), strict=True)
 
 
 class _HeadLoss(torch.autograd.Function):

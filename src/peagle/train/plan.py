@@ -279,10 +279,8 @@ class Forecast(Preflight):
 
     def _logits(self) -> int:
         """Bytes of one chunk's logits, and of two gradients of the head: depth 0's and a part's."""
-        head, most = (
-            dense(self.model.readout.head.weight),
-            max(self.step.largest_pass, self.step.largest_segment),
-        )
+        head = dense(self.model.readout.head.weight)
+        most = max(self.step.largest_pass, self.step.largest_segment)
         vocabulary = self.config.draft_vocab_size
         matrix = min(most, chunk_rows(vocabulary)) * vocabulary * self.dtype.itemsize
         gradients = 2 * head.numel() * FLOAT32 * head.requires_grad
@@ -307,11 +305,8 @@ class Forecast(Preflight):
     def evaluation_operations(self) -> int:
         """Operations of one evaluation."""
         work = self.evaluation
-        return (
-            self._target_operations(work) * (not self._cached)
-            + self._layer_operations(work, 2)
-            + self._head_operations(work, 2)
-        )
+        drafter = self._layer_operations(work, 2) + self._head_operations(work, 2)
+        return drafter + self._target_operations(work) * (not self._cached)
 
     def caching_operations(self) -> int:
         """Operations of features that are computed once, before the first step."""

@@ -15,6 +15,7 @@ from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.correction import FOLDER
 from peagle.drafters.network import NetworkConfig
 from peagle.errors import InputError
+from peagle.files import writing
 from peagle.models.tokenizer import load_tokenizer
 from peagle.train.cod import reaches
 from peagle.train.conversations import Summary, read_documents
@@ -149,15 +150,13 @@ def check_output(output: Path, dry_run: bool = False) -> None:
 
     A dry run writes nothing to find out, and a finished drafter is not in its way.
     """
-    try:
+    with writing(output):
         _refuse_occupied(output)
         if not dry_run:
             if is_finished(output):
                 raise InputError(f"output {output} {FINISHED}")
             output.parent.mkdir(parents=True, exist_ok=True)
             TemporaryFile(dir=output.parent).close()  # unique, since all ranks check at once
-    except OSError as error:
-        raise InputError(f"{output} cannot be written: {error.strerror}") from None
 
 
 def _refuse_occupied(output: Path) -> None:

@@ -4,10 +4,10 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from peagle.configuration import Config, NonNegativeInt, PositiveInt
 from peagle.drafters.kind import KIND_OF_METHOD, Kind
@@ -132,8 +132,13 @@ class Recipe(Config):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     device: str = "auto"
 
-    @model_validator(mode="after")
-    def _fit_method(self) -> Self:
+    def model_post_init(self, _: Any) -> None:
+        self._fit_method()
+        self._fit_initial_drafter()
+        self._fit_windows()
+        self._fit_output()
+
+    def _fit_method(self) -> None:
         if self.kind.parallel_drafting and self.mask_token_id is None:
             raise ValueError(
                 f"method {self.method} needs mask_token_id, an id that never occurs in text (how "
@@ -143,10 +148,8 @@ class Recipe(Config):
             raise ValueError(f"method {self.method} has no mask slots; leave mask_token_id out")
         if idle := self._idle(self.method):
             raise ValueError(f"method {self.method} makes no use of {idle}; leave that out")
-        return self
 
-    @model_validator(mode="after")
-    def _fit_initial_drafter(self) -> Self:
+    def _fit_initial_drafter(self) -> None:
         if self.initial_drafter is not None and (idle := self._idle("initial_drafter")):
             raise ValueError(f"{idle} cannot be chosen: initial_drafter decides; leave that out")
         if self.train == "selector" and self.initial_drafter is None:
@@ -159,10 +162,8 @@ class Recipe(Config):
             raise ValueError("train selector needs num_speculative_tokens above 1: it corrects")
         if self.selector_rank is None and self._changes("selector_candidates"):
             raise ValueError("selector_candidates needs selector_rank")
-        return self
 
-    @model_validator(mode="after")
-    def _fit_windows(self) -> Self:
+    def _fit_windows(self) -> None:
         full = self.full_attention_layers
         if full and self.sliding_window is None:
             raise ValueError("full_attention_layers needs sliding_window, which others have")
@@ -174,10 +175,8 @@ class Recipe(Config):
         k = self.num_speculative_tokens
         if self.method == "eagle3" and (self.sliding_window or k) < k:
             raise ValueError(f"sliding_window hides drafts from one another; give at least {k}")
-        return self
 
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _fit_output(self) -> None:
         if Path(self.output).name in ("", ".."):
             raise ValueError(f"output {self.output!r} has no name; name a directory of its own")
         if self.features == "cached" and self.feature_cache is None:
@@ -186,7 +185,6 @@ class Recipe(Config):
             raise ValueError(
                 f"{idle} has no effect on online features; leave that out or set features to cached"
             )
-        return self
 
     def _idle(self, beside: str) -> str:
         """The keys that decide nothing beside something, and have another value than usual."""

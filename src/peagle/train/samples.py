@@ -155,11 +155,8 @@ def _message(item: dict[str, Any], turn: str) -> Message:
     calls = _calls(item, turn)
     if name == "function_call" and (written := _written_calls(content)):
         content, calls = "", written
-    rest = {
-        key: value
-        for key, value in item.items()
-        if key not in (speaker, said, "tool_calls", "function_call") and value != []
-    }
+    taken = (speaker, said, "tool_calls", "function_call")
+    rest = {key: value for key, value in item.items() if key not in taken and value != []}
     return {"role": role, "content": content, **rest, **({"tool_calls": calls} if calls else {})}
 
 
@@ -175,7 +172,7 @@ def _objects(value: Any, what: str) -> list[dict[str, Any]]:
     if value is None or (isinstance(value, str) and value.strip() in ("", "null")):
         return []
     if isinstance(value, str):
-        value = _json(value)
+        value = parsed(value)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise InputError(f"{what} is not a list of objects")
     return value
@@ -183,7 +180,7 @@ def _objects(value: Any, what: str) -> list[dict[str, Any]]:
 
 def _written_calls(text: str) -> list[dict[str, Any]]:
     """The calls that a turn of ShareGPT's function_call has as its text; none for other text."""
-    found = _json(text)
+    found = parsed(text)
     calls = found if isinstance(found, list) else [found]
     named = all(isinstance(call, dict) and "name" in call for call in calls)
     return [_call(call) for call in calls] if named else []
@@ -193,7 +190,7 @@ def _call(function: Any) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _json(text: str) -> Any:
+def parsed(text: str | bytes) -> Any:
     """What a text says in JSON; None if it is not JSON."""
     try:
         return json.loads(text)

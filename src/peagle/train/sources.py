@@ -80,14 +80,11 @@ def _load_dataset(name: str, split: str) -> Iterable[dict[str, Any]]:
     """Rows as they arrive, without a copy of the dataset on this machine."""
     from datasets import load_dataset, load_from_disk  # slow to import, and an extra
 
-    rows: Iterable[dict[str, Any]]
     if os.path.isfile(name):
         kind = LOADERS.get(Path(name).suffix)
         if kind is None:
             raise ValueError(f"give a directory, or a file of {', '.join(LOADERS)}")
-        rows = load_dataset(kind, data_files={split: name}, split=split, streaming=True)
-    elif os.path.isfile(Path(name) / "state.json"):
-        rows = load_from_disk(name)
-    else:
-        rows = load_dataset(name, split=split, streaming=True)
-    return rows
+        return load_dataset(kind, data_files={split: name}, split=split, streaming=True)
+    if os.path.isfile(Path(name) / "state.json"):
+        return load_from_disk(name)
+    return load_dataset(name, split=split, streaming=True)

@@ -71,10 +71,7 @@ class ChatTemplate:
         texts = [
             self._render(chat, chat.messages[:-1], add_generation_prompt=True) for chat in chats
         ]
-        ids: list[list[int]] = self._tokenizer(
-            texts, add_special_tokens=False, verbose=False
-        ).input_ids
-        return ids
+        return self._tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
 
     def _encode(self, chats: Sequence[Chat], last: bool = False) -> list[Document]:
         """Documents with all responses, or with the last one at least."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from peagle.errors import InputError
 from peagle.models.ends import Ends
@@ -50,12 +51,9 @@ class TransformersFeatures(FeatureSource):
 
     def _alone(self, tokens: Tensor, spans: Sequence[slice]) -> Iterator[tuple[slice, Features]]:
         """States of documents, each in a row of its own, padded behind."""
-        lengths = [span.stop - span.start for span in spans]
-        padded = tokens.new_zeros(len(spans), max(lengths))
-        for row, (span, length) in enumerate(zip(spans, lengths, strict=True)):
-            padded[row, :length] = tokens[span]
-        found = self._run(padded)
-        for row, (span, length) in enumerate(zip(spans, lengths, strict=True)):
+        found = self._run(pad_sequence([tokens[span] for span in spans], batch_first=True))
+        for row, span in enumerate(spans):
+            length = span.stop - span.start
             yield span, Features(found.tapped[row, :length], found.final[row, :length])
 
     @torch.no_grad()

@@ -152,8 +152,7 @@ class SpeculatorsFeatures(WrittenFeatures):
 
 def _token_ids(path: Path) -> list[int]:
     with opened(path) as file:
-        ids: list[int] = file.get_tensor("token_ids").tolist()
-        return ids
+        return file.get_tensor("token_ids").tolist()
 
 
 def _key(tokens: Sequence[int]) -> str:

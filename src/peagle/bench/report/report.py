@@ -14,7 +14,7 @@ from peagle.bench.report.document import Page, Plots
 from peagle.bench.report.pages import html_page, markdown_page
 from peagle.bench.runs import Failure, Run
 from peagle.bench.verdict import speed_up
-from peagle.errors import InputError
+from peagle.files import writing
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,8 @@ class Report:
 
         Raises `InputError` where it cannot be made.
         """
-        try:
+        with writing(self.place):
             self.place.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{self.place} cannot be written: {error.strerror}") from None
         try:
             yield
         finally:
