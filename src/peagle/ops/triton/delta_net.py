@@ -184,6 +184,8 @@ def _bring(
     if span >= num_spans:
         return
     request, known, first, count, replayed = _span(spans, span)
+    if tile * ROWS >= replayed + count:  # fewer drafts are replayed than there is room for
+        return
     row = tile * ROWS + tl.arange(0, ROWS)[:, None]
     own = row < replayed + count
     channel = tl.program_id(1) * D.keys + tl.arange(0, D.keys)[None, :]
