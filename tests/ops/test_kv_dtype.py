@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from peagle.ops.cached_attention import AttentionHeads, PassRows, attend, write
-from peagle.ops.kv_dtype import E4M3, gathered, stored, widened
+from peagle.ops.kv_dtype import gathered, stored, widened
+from peagle.ops.weight import E4M3
 
 
 def test_numbers_of_e4m3_are_kept_as_they_are() -> None:

@@ -13,7 +13,7 @@ from peagle.engine.block_groups import WHOLE, GroupBlock
 from peagle.engine.request_table import RequestTable, SlotTable
 from peagle.models.spec import DecoderSpec
 from peagle.ops.cached_attention import PassRows
-from peagle.ops.kv_dtype import E4M3
+from peagle.ops.weight import E4M3
 
 
 def kv_dtype(asked: str, dtype: torch.dtype) -> torch.dtype:

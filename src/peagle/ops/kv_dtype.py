@@ -6,8 +6,7 @@ All readers see the same numbers, those of a pass's own rows too: what is stored
 import torch
 from torch import Tensor
 
-from peagle.ops.weight.fp8 import E4M3 as E4M3
-from peagle.ops.weight.fp8 import LARGEST_E4M3
+from peagle.ops.weight.fp8 import E4M3, LARGEST_E4M3
 
 
 def stored(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from paged_rows import KV_HEADS, LENGTH, on, pass_rows, spec_of
 
 from peagle.ops import cached_attention as reference
-from peagle.ops.kv_dtype import E4M3
+from peagle.ops.weight import E4M3
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,6 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from peagle.ops.cached_attention import PassRows, QKVSpec
-from peagle.ops.kv_dtype import E4M3
 from peagle.ops.triton.attention_parts import LOG2E, Contexts
 from peagle.ops.triton.gluon import meet
 from peagle.ops.triton.hopper_attention.division import divide
@@ -37,6 +36,7 @@ from peagle.ops.triton.hopper_attention.parts import leave, merged, write
 from peagle.ops.triton.hopper_attention.tiles import attend_tiles, fetch_first, write_own
 from peagle.ops.triton.hopper_attention.tiling import LEFT_LINES, TILE, Tiling
 from peagle.ops.triton.launch import counters, multiprocessors
+from peagle.ops.weight import E4M3
 
 HEAD_DIMS = (64, 128)
 
