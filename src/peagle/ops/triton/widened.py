@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.triton.weights import Packing, factored, first_inputs, operands, words
+from peagle.ops.triton.weights import Packing, factored, operands, words
 from peagle.ops.triton.widening import e2m1_at, e4m3, powers, scales_e4m3
 from peagle.ops.weight import QuantizedWeight
 
@@ -27,19 +27,22 @@ def widened(weight: QuantizedWeight, rows: slice, dtype: torch.dtype) -> Tensor:
 @triton.jit(do_not_specialize=["first"])
 def _widen(weight, out, first, count, depth, W: tl.constexpr, LINES: tl.constexpr):
     together: tl.constexpr = W.together
+    apart: tl.constexpr = W.run // together
     row = tl.program_id(0) * LINES + tl.arange(0, LINES)
     line = (first + tl.minimum(row, count - 1)).to(tl.int64)
-    start = tl.program_id(1) * W.step
-    place = start // together + tl.arange(0, W.step // together)
-    width = words(depth, W)
-    numbers_at = weight.numbers + line[:, None] * width + place[None, :]
-    found = tl.load(numbers_at, mask=(place < width)[None, :], other=0)
+    run = tl.program_id(1) * (W.step // W.run) + tl.arange(0, W.step // W.run)
+    word, width = tl.arange(0, apart), words(depth, W)
+    # [lines, runs, words]
+    place = (run[:, None] * apart + word[None, :])[None, :, :]
+    numbers_at = weight.numbers + line[:, None, None] * width + place
+    found = tl.load(numbers_at, mask=place < width, other=0)
     for number in tl.static_range(together):
-        at = start + first_inputs(W) + number * (W.run // together)
+        # one scale for each number of a run's words: blocks are as wide as these, or wider
+        start = run * W.run + number * apart
         # a run may end behind the depth: its last numbers have no scale and are not kept
-        block = tl.minimum(at, depth - 1) // W.wide
+        block = tl.minimum(start, depth - 1) // W.wide
         shared_at = (line // W.high * W.columns)[:, None] + block[None, :]
-        scale = tl.load(weight.scales + shared_at)
+        scale = tl.load(weight.scales + shared_at)[:, :, None]
         if W.kind == "mxfp4":
             value = e2m1_at(found, number, powers(scale, tl.float32))
         elif W.kind == "nvfp4":
@@ -47,10 +50,13 @@ def _widen(weight, out, first, count, depth, W: tl.constexpr, LINES: tl.constexp
         elif W.kind == "fp8":
             value = e4m3(found, tl.float32)[number] * scale.to(tl.float32)
         else:
-            value = _integer(found, number, weight.zeros + shared_at, W) * scale.to(tl.float32)
-        value = factored(value, weight.factors, line, W)
-        keep = (row < count)[:, None] & (at < depth)[None, :]
-        out_at = out + row.to(tl.int64)[:, None] * depth + at[None, :]
+            codes = _integer(found, number, weight.zeros + shared_at, W)
+            value = codes * scale.to(tl.float32)
+        value = value.reshape(LINES, W.step // W.together)
+        value = factored(value, weight.factors, line, W).reshape(found.shape)
+        at = (start[:, None] + word[None, :])[None, :, :]
+        out_at = out + row.to(tl.int64)[:, None, None] * depth + at
+        keep = (row < count)[:, None, None] & (at < depth)
         tl.store(out_at, value.to(out.dtype.element_ty), mask=keep)
 
 
@@ -62,7 +68,7 @@ def _integer(codes, place: tl.constexpr, zeros_at, W: tl.constexpr):
     else:
         value = ((codes >> (4 * place)) & 15).to(tl.float32)
     if W.zeros:
-        zero = tl.load(zeros_at)
+        zero = tl.load(zeros_at)[:, :, None]
         if W.kind == "int8":
             zero = zero.to(tl.int8, bitcast=True)
         value -= zero.to(tl.float32)
