@@ -42,13 +42,16 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
         return torch.device("cuda")
     import gluon_emulation
 
-    from peagle.ops.triton import gluon, hopper_attention, layer_chain
+    from peagle.ops.triton import gluon, hopper_attention, hopper_product, layer_chain
     from peagle.ops.triton.hopper_attention import heads, narrow, parts, tiles
+    from peagle.ops.triton.hopper_product import copies, sums
     from peagle.ops.triton.layer_chain import loads, products, signals
 
     chains = (layer_chain, loads, products, signals)
     attentions = (hopper_attention, heads, narrow, parts, tiles)
-    gluon_emulation.install(monkeypatch, (gluon, *chains, *attentions), processors=12)
+    packed = (hopper_product, copies, sums)
+    modules = (gluon, *chains, *attentions, *packed)
+    gluon_emulation.install(monkeypatch, modules, processors=12)
     return torch.device("cpu")
 
 

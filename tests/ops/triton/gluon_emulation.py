@@ -188,8 +188,8 @@ class Shared:
         assert 0 <= int(place) < len(self.tensor)
         return Shared(self.tensor[int(place)])
 
-    def slice(self, start: int, length: int) -> "Shared":
-        return Shared(self.tensor.narrow(0, start, length))
+    def slice(self, start: int, length: int, dim: int = 0) -> "Shared":
+        return Shared(self.tensor.narrow(dim, start, length))
 
     def permute(self, order: Sequence[int]) -> "Shared":
         return Shared(self.tensor.permute(*order))
@@ -250,6 +250,29 @@ def bfloat16_of(codes: Tensor) -> tuple[Tensor, Tensor]:
     return numbers[..., 0::2], numbers[..., 1::2]
 
 
+def bytes_of(codes: Tensor) -> tuple[Tensor, Tensor]:
+    numbers = codes.contiguous().view(torch.int8).to(torch.bfloat16)
+    return numbers[..., 0::2], numbers[..., 1::2]
+
+
+def integers_of(codes: Tensor, zeros: Tensor) -> list[Tensor]:
+    """In bfloat16, as the instructions compute them."""
+    less = (-128.0 - zeros).to(torch.bfloat16).float()
+    return [((codes >> 4 * n & 15) + 128 + less).to(torch.bfloat16) for n in range(4)]
+
+
+def e2m1_of(codes: Tensor, *scales: Tensor) -> list[Tensor]:
+    bits = codes.int() & 0xFFFF
+    last = (bits << 1) & 0x8000 | (bits >> 3) & 0x0180 | (bits >> 7) & 0x0040
+    moved = (bits, bits << 3, bits << 6, last)
+    found = [((x & 0x81C0) << 16).view(torch.float32) for x in moved]
+    return [(x * y.float()).to(torch.bfloat16) for x, y in zip(found, scales, strict=True)]
+
+
+def scales_of(codes: Tensor) -> Tensor:
+    return (codes.view(torch.float8_e4m3fn).float() * 2.0**63).to(torch.bfloat16)
+
+
 def allocate(dtype: torch.dtype, shape: Sequence[int], layout: Any, value: Any = None) -> Any:
     if layout is Barriers:
         return Barriers(Barrier() for _ in range(shape[0]))
@@ -290,7 +313,7 @@ class Descriptor:
 
 def copy_box(source: Descriptor, place: Sequence[Any], barrier: Barrier, into: Shared) -> None:
     assert into.shape == list(source.block_shape)
-    into.tensor.fill_(torch.nan)
+    into.tensor.fill_(_unwritten(into.dtype))
 
     @torch.inference_mode()
     def arrive() -> None:
@@ -356,7 +379,7 @@ def nothing(*_: Any) -> None:
 gl = SimpleNamespace(
     **{
         n: getattr(torch, n)
-        for n in ("float32", "int32", "int64", "bfloat16", "ceil", "exp", "exp2", "rsqrt")
+        for n in ("float32", "int16", "int32", "int64", "bfloat16", "ceil", "exp", "exp2", "rsqrt")
     },
     constexpr=language.constexpr,
     load=load,
@@ -378,8 +401,9 @@ gl = SimpleNamespace(
     reshape=lambda x, shape: x.reshape(*shape),
     split=lambda x: x.unbind(-1),
     join=lambda a, b: torch.stack((a, b), -1),
-    convert_layout=lambda x, layout: x,
+    convert_layout=lambda x, layout, assert_trivial=False: x,
     BlockedLayout=nothing,
+    NVMMASharedLayout=lambda *_, **named: None,
     SliceLayout=nothing,
     DotOperandLayout=nothing,
     NVMMADistributedLayout=nothing,
@@ -400,6 +424,10 @@ REPLACEMENTS = {
     "warpgroup_mma_wait": lambda left, deps: deps[0] if len(deps) == 1 else deps,
     "wait_for": wait_for,
     "bfloat16_of": bfloat16_of,
+    "bytes_of": bytes_of,
+    "integers_of": integers_of,
+    "e2m1_of": e2m1_of,
+    "scales_of": scales_of,
     **dict.fromkeys(("meet", "publish", "fence_async_shared", "gdc_wait"), nothing),
-    "gdc_launch_dependents": nothing,
+    **dict.fromkeys(("gdc_launch_dependents", "fetch_ahead"), nothing),
 }

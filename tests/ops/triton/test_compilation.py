@@ -410,6 +410,40 @@ for rows, qkv in ((8, 6144), (16, 0), (32, 6144), (64, 6144)):
     assert kernel.metadata.shared <= shape.stages * shape.slot + layer_chain.MARGIN
     print("layer_chain", "_chain")
 
+from peagle.ops.products.product import Epilogue
+from peagle.ops.triton import hopper_product
+from peagle.ops.triton.product_call import ProductCall
+from peagle.ops.weight import FP8, INT4, INT8, NVFP4, QuantizedWeight
+
+scales = {FP8: torch.float32, INT4: torch.bfloat16, INT8: torch.float16, NVFP4: torch.float8_e4m3fn}
+blocks = {FP8: (128, 128), INT4: (1, 128), INT8: (1, 1024), NVFP4: (1, 16)}
+KINDS = {"float32": F32, "bfloat16": BF16, "float16": "*fp16", "float8_e4m3fn": "*u8"}
+for form, rows, gated in (
+    *((form, 64, gated) for form in scales for gated in (False, True)),
+    *((NVFP4, 128, True), (NVFP4, 32, True), (INT4, 32, False)),
+):
+    high, wide = blocks[form]
+    packed = torch.zeros(1024, 1024 * form.bits // 8, dtype=torch.uint8)
+    units = torch.ones(1024 // high, 1024 // wide).to(scales[form])
+    weight = QuantizedWeight(form, packed, units, (high, wide))
+    x = torch.zeros(rows, 1024, dtype=torch.bfloat16)
+    # sizes are found as on a GPU, where what kernels have as constants are no numbers
+    call = ProductCall(x, None, 0.0, weight, None, x, Epilogue.GATE if gated else Epilogue.NONE)
+    assert hopper_product.covers(x, weight) and not hopper_product.takes(call), "few steps"
+    shape, _ = hopper_product.divided(call, weight)
+    types = dict.fromkeys(("stream", "norm", "out", "scaled", "bias"), BF16)
+    types |= {"squares": F32, "partial": F32, "factors": F32, "arrivals": "*i32", "eps": "fp32"}
+    types |= dict.fromkeys(("scales", "zeros"), KINDS[str(scales[form])[6:]])
+    types |= {"numbers": "*i16", "weight": Operands, "results": ProductResults}
+    types |= {"boxes": f"tensordesc<i16[32, {shape.words}],{shape.packed!r}>"}
+    types |= {"sizes": hopper_product.Sizes}
+    types |= {"panels": f"tensordesc<bf16[2, {shape.rows}, 64],{LAYOUT3!r}>"}
+    options = {"num_warps": 4, "maxnreg": hopper_product.REGISTERS}
+    kernel = made(hopper_product._product, types, "P", shape, **options)
+    assert kernel.metadata.shared + 1024 <= 227 << 10
+    assert spilled(kernel) <= 16, spilled(kernel)
+    print("hopper_product", "_product")
+
 from peagle.ops.delta_net import DeltaHeads, DeltaRows
 from peagle.ops.triton.delta_net import DeltaSizes, Inputs
 

@@ -5,8 +5,9 @@ import triton
 from torch import Tensor
 
 from peagle.ops.products.product import Epilogue
+from peagle.ops.triton import kernels, on_hopper, skinny_product
 from peagle.ops.triton.product_call import Addition, ProductCall
-from peagle.ops.triton.skinny_product import LINES, launch
+from peagle.ops.triton.skinny_product import LINES
 from peagle.ops.triton.tiles import padded, tile_of
 from peagle.ops.weight import QuantizedWeight, Weight
 
@@ -15,19 +16,19 @@ def linear(
     x: Tensor, squares: Tensor | None, eps: float, weight: Weight, bias: Tensor | None
 ) -> Tensor:
     """`(x / rms) @ weight.T + bias`; squares: the parts of the sum of squares, None for no rms."""
-    return launch(ProductCall(x, squares, eps, weight, bias, x.new_empty(len(x), len(weight))))
+    return _launch(ProductCall(x, squares, eps, weight, bias, x.new_empty(len(x), len(weight))))
 
 
 def invariant(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     """`x @ weight.T + bias`, where a row's result does not depend on the other rows."""
     out = x.new_empty(len(x), len(weight))
-    return launch(ProductCall(x.contiguous(), None, 0.0, weight, bias, out, fixed=True))
+    return _launch(ProductCall(x.contiguous(), None, 0.0, weight, bias, out, fixed=True))
 
 
 def gated(x: Tensor, squares: Tensor | None, eps: float, weight: Weight) -> Tensor:
     """silu(gate) * up of the two halves of a product: [rows, len(weight) / 2]."""
     out = x.new_empty(len(x), len(weight) // 2)
-    return launch(ProductCall(x, squares, eps, weight, None, out, Epilogue.GATE))
+    return _launch(ProductCall(x, squares, eps, weight, None, out, Epilogue.GATE))
 
 
 def add(
@@ -42,5 +43,12 @@ def add(
     tiles = triton.cdiv(len(weight), columns)
     squares = torch.empty(tiles, padded(len(x)), device=x.device, dtype=torch.float32)
     addition = Addition(stream, norm, scaled, squares)
-    launch(ProductCall(x, None, 0.0, weight, bias, out, Epilogue.ADD, addition))
+    _launch(ProductCall(x, None, 0.0, weight, bias, out, Epilogue.ADD, addition))
     return out, scaled, squares
+
+
+def _launch(call: ProductCall) -> Tensor:
+    """Fill a call's results, by the kernel that takes it."""
+    more_rows = kernels("hopper_product") if on_hopper(call.x) else None
+    chosen = more_rows if more_rows is not None and more_rows.takes(call) else skinny_product
+    return chosen.launch(call)

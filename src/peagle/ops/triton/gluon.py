@@ -7,6 +7,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from peagle.ops.triton.widening import OF_BYTES, OF_CODES, OF_E2M1, OF_E4M3, OF_SCALES
+
 meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 """The warps of a partition wait for each other."""
 
@@ -21,14 +23,86 @@ def digest(file: str) -> str:
 
 
 @gluon.jit
-def ring_barriers(STAGES: gl.constexpr):
-    """The barriers of a ring: for each place one that says it is full, and one that it is free."""
+def ring_barriers(STAGES: gl.constexpr, READERS: gl.constexpr = 1):
+    """The barriers of a ring: for each place one that says it is full, and one that it is free, as
+    so many readers say."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for place in gl.static_range(STAGES):
         mbarrier.init(full.index(place), count=1)
-        mbarrier.init(free.index(place), count=1)
+        mbarrier.init(free.index(place), count=READERS)
     # the engine that copies sees shared memory by a path of its own
     fence_async_shared()
     meet()
     return full, free
+
+
+@gluon.jit
+def fetch_ahead(pointer, BYTES: gl.constexpr):
+    """Ask for so many bytes, whole 16 like their place, so that L2 has them when they are loaded.
+
+    For a partition of one warp, of which one thread asks.
+    """
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred one; .reg .b32 lane;
+        mov.u32 lane, %laneid;
+        setp.eq.u32 one, lane, 0;
+        @one cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,r",
+        [pointer, gl.to_tensor(BYTES)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def bfloat16_of(codes):
+    """The lower and the upper number of each 16 bits, as `widening.e4m3` finds them."""
+    return gl.inline_asm_elementwise(
+        OF_E4M3, "=r,=r,r", [codes], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def bytes_of(codes):
+    """As `widening.integers8`."""
+    return gl.inline_asm_elementwise(
+        OF_BYTES, "=r,=r,r", [codes], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def integers_of(codes, zeros):
+    """As `widening.integers4`, with one zero point for the codes of 16 bits."""
+    less = (-128.0 - zeros).to(gl.bfloat16)
+    return _four_of(OF_CODES, codes, less, less, less, less)
+
+
+@gluon.jit
+def e2m1_of(codes, first, second, third, fourth):
+    """As `widening.e2m1`, with a scale for each of the four numbers."""
+    return _four_of(OF_E2M1, codes, first, second, third, fourth)
+
+
+@gluon.jit
+def scales_of(codes):
+    """As `widening.scales_e4m3`."""
+    return gl.inline_asm_elementwise(
+        OF_SCALES, "=r,=r,r", [codes], dtype=gl.bfloat16, is_pure=True, pack=4
+    )
+
+
+@gluon.jit
+def _four_of(ASM: gl.constexpr, codes, first, second, third, fourth):
+    return gl.inline_asm_elementwise(
+        ASM,
+        "=r,=r,=r,=r,r,r,r,r,r",
+        [codes, first, second, third, fourth],
+        dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )

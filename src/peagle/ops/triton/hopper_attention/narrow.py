@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from peagle.ops.triton.widening import OF_E4M3
+from peagle.ops.triton.gluon import bfloat16_of
 
 
 @gluon.jit
@@ -29,11 +29,3 @@ def widen(codes, into, scale, TILING: gl.constexpr):
     if TILING.scaled:
         wide = numbers_of(wide, scale, into.dtype)
     into.store(wide)
-
-
-@gluon.jit
-def bfloat16_of(codes):
-    """The lower and the upper number of each 16 bits, as `widening.e4m3` finds them."""
-    return gl.inline_asm_elementwise(
-        OF_E4M3, "=r,=r,r", [codes], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
-    )

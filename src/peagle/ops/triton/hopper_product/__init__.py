@@ -1,0 +1,172 @@
+"""Hopper's products of packed weights with more rows than fill the smallest tile.
+
+Every program reads all rows for its lines of the weight, and numbers of few bits are so little to
+read that L2 would give rows for longer than memory gives the weight. So three groups of four warps
+share each step's rows, and have 64 lines of the weight each; a warp copies for all. While one group
+waits for its product the others widen numbers in registers.
+
+Programs have equal shares of all steps of all tiles, one after the other: a tile's last program
+adds the sums of all that had steps of it, in their order.
+
+    program       0               1               2
+    steps of   │ tile 0 ... │ tile 0, tile 1 │ tile 1, tile 2 │ ...
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from peagle.ops.triton.fences import fence
+from peagle.ops.triton.gluon import digest, ring_barriers
+from peagle.ops.triton.hopper_product.copies import copy_all
+from peagle.ops.triton.hopper_product.shape import (
+    BOX,
+    GROUPS,
+    LINES,
+    PANEL,
+    STEP,
+    ProductShape,
+)
+from peagle.ops.triton.hopper_product.sums import first_unit, multiply_all
+from peagle.ops.triton.launch import counters, multiprocessors
+from peagle.ops.triton.product_call import ProductCall
+from peagle.ops.triton.tiles import padded
+from peagle.ops.triton.weights import Packing, operands
+from peagle.ops.weight import FP8, INT4, INT8, NVFP4, QuantizedWeight
+
+MOST_ROWS = 64
+"""Rows of a tile; of E2M1, whose sums are not scaled, twice as many."""
+FEW_ROWS, STEPS_OF_FEW, LEAST_STEPS = 32, 40, {4: 13, 8: 27}
+"""Steps from which on a program beats smaller ones, by a number's bits; for so few rows, more."""
+ROOM = 176 << 10
+"""Bytes of shared memory for the ring."""
+REGISTERS, GROUP_REGISTERS, COPIER_REGISTERS = 128, gl.constexpr(152), gl.constexpr(40)
+"""Registers of a thread at the start, then of those that multiply and of the warp that copies."""
+CODE = "".join(digest(str(file)) for file in sorted(Path(__file__).parent.glob("*.py")))
+"""What the kernel's constants mean."""
+
+
+class Sizes(NamedTuple):
+    """Sizes of a product, and what is added to a mean of squares."""
+
+    outputs: int
+    depth: int
+    parts: int
+    """Parts of the inputs' sums of squares."""
+    held: int
+    """Rows of such a part."""
+    eps: float
+
+
+def takes(call: ProductCall) -> bool:
+    """Whether the kernel covers a call, and has enough to do to beat smaller programs."""
+    rows, weight = len(call.x), call.weight
+    if isinstance(weight, Tensor) or call.fixed or not covers(call.x, weight):
+        return False
+    if rows > MOST_ROWS and weight.format.bits == 8:
+        return False  # a smaller program widens a number once for 128 rows
+    shape, tiles = divided(call, weight)
+    steps = tiles * triton.cdiv(weight.shape[1], STEP.value) // shape.programs
+    least = LEAST_STEPS[weight.format.bits] if rows > FEW_ROWS else STEPS_OF_FEW
+    return padded(rows) > padded(1) and steps >= least
+
+
+def covers(x: Tensor, weight: QuantizedWeight) -> bool:
+    """Whether scales are of whole steps, or of E2M1's blocks of 16, and all can be copied."""
+    wide, (lines, depth) = weight.block[1], weight.shape
+    of_steps = weight.format in (FP8, INT4, INT8) and (wide % STEP.value == 0 or wide >= depth)
+    runs = (of_steps and weight.run == STEP.value) or weight.format == NVFP4
+    # copies are of whole panels of rows, and lines of the weight begin at 16 bytes
+    whole = depth % PANEL.value == 0 and weight.numbers.shape[-1] % 16 == 0
+    return runs and whole and lines >= GROUPS.value * LINES.value and x.dtype == torch.bfloat16
+
+
+def launch(call: ProductCall) -> Tensor:
+    """Fill a call's results, of which the first is returned."""
+    x, weight = call.x, call.weight
+    assert isinstance(weight, QuantizedWeight)
+    shape, tiles = divided(call, weight)
+    results = call.results(tiles, 1, 0)._replace(
+        partial=torch.empty(shape.programs * shape.left, device=x.device),
+        arrivals=counters(x.device, tiles * GROUPS.value),
+    )
+    given = operands(weight)
+    lines = list(given.numbers.shape), list(given.numbers.stride())
+    # the kernel announces after its wait
+    fence()
+    _product[(shape.programs,)](
+        TensorDescriptor(given.numbers, *lines, [BOX.value, shape.words], shape.packed),
+        _panels(x, shape.rows),
+        given,
+        call.squares,
+        call.bias,
+        results,
+        len(x),
+        Sizes(call.out.shape[1], x.shape[1], *call.shape, call.eps),
+        P=shape,
+        num_warps=4,
+        maxnreg=REGISTERS,
+        launch_pdl=True,
+    )
+    return call.out
+
+
+def divided(call: ProductCall, weight: QuantizedWeight) -> tuple[ProductShape, int]:
+    """How a call is divided, and its tiles."""
+    rows, depth = call.x.shape
+    scales = weight.scales.shape[-1] * weight.scales.itemsize if weight.block[0] == 1 else 0
+    shape = ProductShape(
+        packing=Packing.of(weight, STEP.value),
+        form=call.form(1),
+        rows=min(padded(rows), MOST_ROWS * (1 + (weight.format == NVFP4))),
+        scales=scales if scales % 16 == 0 else 0,
+        stages=0,
+        programs=0,
+        code=CODE,
+    )
+    columns = GROUPS.value * shape.columns
+    tiles = triton.cdiv(rows, shape.rows) * triton.cdiv(call.out.shape[1], columns)
+    programs = min(multiprocessors(call.x), tiles * triton.cdiv(depth, STEP.value))
+    return replace(shape, stages=ROOM // shape.slot, programs=programs), tiles
+
+
+def _panels(x: Tensor, height: int) -> TensorDescriptor:
+    """How two panels of rows are copied; outside of x there are zeros."""
+    rows, depth = x.shape
+    shape, strides = [depth // PANEL.value, rows, PANEL.value], [PANEL.value, depth, 1]
+    layout = gl.NVMMASharedLayout(128, 16, rank=3)
+    return TensorDescriptor(x, shape, strides, [2, height, PANEL.value], layout)
+
+
+@gluon.jit(do_not_specialize=["rows"])
+def _product(boxes, panels, weight, squares, bias, results, rows, sizes, P: gl.constexpr):
+    of_numbers: gl.constexpr = [P.stages * P.boxes, BOX, P.words]
+    numbers = gl.allocate_shared_memory(gl.int16, of_numbers, P.packed)
+    of_inputs: gl.constexpr = [P.stages, 2, P.rows, PANEL]
+    plain: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=3)
+    inputs = gl.allocate_shared_memory(gl.bfloat16, of_inputs, plain)
+    full, free = ring_barriers(P.stages, GROUPS)
+    ring = (full, free, numbers, inputs)
+    across, of_tile = (rows + P.rows - 1) // P.rows, (sizes.depth + STEP - 1) // STEP
+    columns: gl.constexpr = GROUPS * P.columns
+    units = (sizes.outputs + columns - 1) // columns * across * of_tile
+    program, work = gl.program_id(0), (across, of_tile, units)
+    share = (first_unit(program, units, P), first_unit(program + 1, units, P))
+    given = (weight, squares, bias, results, rows, sizes)
+    gl.warp_specialize(
+        [
+            (multiply_all, (0, ring, given, share, work, P)),
+            (multiply_all, (1, ring, given, share, work, P)),
+            (multiply_all, (2, ring, given, share, work, P)),
+            (copy_all, (ring, boxes, panels, weight.scales, sizes.outputs, share, work, P)),
+        ],
+        [4, 4, 1],
+        [GROUP_REGISTERS, GROUP_REGISTERS, COPIER_REGISTERS],
+    )

@@ -1,0 +1,260 @@
+"""What a group of warps does: widen its lines' numbers, multiply them, add up and write tiles."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from peagle.ops.triton.gluon import (
+    bfloat16_of,
+    bytes_of,
+    e2m1_of,
+    integers_of,
+    meet,
+    scales_of,
+)
+from peagle.ops.triton.hopper_product.shape import BOX, GROUPS, LINES, PANEL, STEP
+from peagle.ops.triton.layer_chain.products import GATED, PLAIN
+
+SCALES = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [8, 0]],
+        lane_bases=[[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 4],
+    )
+)
+"""Four scales of each line that a thread multiplies numbers of."""
+
+
+@gluon.jit
+def multiply_all(GROUP: gl.constexpr, ring, given, share, work, P: gl.constexpr):
+    """Multiply a group's lines of all tiles that a program has steps of."""
+    weight, _, _, results, _, sizes = given
+    across, of_tile, _ = work
+    unit, last = share
+    gdc_wait()
+    gdc_launch_dependents()
+    place = gl.arange(0, LINES, gl.SliceLayout(1, P.sums))
+    while unit < last:
+        tile, start = unit // of_tile, unit % of_tile
+        count = gl.minimum(of_tile - start, last - unit)
+        column = (tile // across * GROUPS + GROUP) * P.columns
+        line = gl.minimum(column + place % P.columns, sizes.outputs - 1)
+        line += place // P.columns * sizes.outputs
+        total = _sums(unit - share[0], start, count, line, GROUP, ring, weight, sizes.depth, P)
+        whole, total = _gathered(total, tile, results, work, GROUP, P)
+        if whole:
+            _finish(total, line, column, tile % across * P.rows, given, P)
+        unit += count
+
+
+@gluon.jit
+def first_unit(program, units, P: gl.constexpr):
+    """The first of a program's units of work."""
+    return program * units // P.programs
+
+
+@gluon.jit
+def _gathered(total, tile, results, work, GROUP: gl.constexpr, P: gl.constexpr):
+    """Whether all of a tile's programs have left their sums, with this one's, and all sums."""
+    _, of_tile, units = work
+    begin = tile * of_tile
+    before = ((begin + 1) * P.programs - 1) // units
+    behind = ((begin + of_tile) * P.programs - 1) // units
+    whole = before == behind
+    if not whole:
+        gl.store(_left_at(gl.program_id(0), begin, results, units, GROUP, P), total)
+        # all warps have stored before one thread counts for them
+        meet()
+        arrivals = results.arrivals + tile * GROUPS + GROUP
+        whole = gl.atomic_add(arrivals, 1, sem="acq_rel") == behind - before
+        if whole:
+            gl.store(arrivals, 0)
+            total = _zeros(P)
+            # in one order, whichever program came last
+            for program in range(before, behind + 1):
+                theirs = _left_at(program, begin, results, units, GROUP, P)
+                # past L1, which does not see what other multiprocessors write
+                total += gl.load(theirs, cache_modifier=".cg")
+    return whole, total
+
+
+@gluon.jit
+def _left_at(program, begin, results, units, GROUP: gl.constexpr, P: gl.constexpr):
+    """Where a program leaves its sums of the tile that begins with a unit."""
+    line = gl.arange(0, LINES, gl.SliceLayout(1, P.sums))[:, None]
+    row = gl.arange(0, P.rows, gl.SliceLayout(0, P.sums))[None, :]
+    # of its first tile, or of its last one
+    later = (first_unit(program, units, P) < begin).to(gl.int32)
+    at = ((program * 2 + later) * GROUPS + GROUP) * LINES + line
+    return results.partial + at * P.rows + row
+
+
+@gluon.jit
+def _zeros(P: gl.constexpr):
+    """A group's sums of nothing yet: [lines, rows]."""
+    rows: gl.constexpr = P.rows
+    layout: gl.constexpr = P.sums
+    return gl.zeros([LINES, rows], gl.float32, layout)
+
+
+@gluon.jit
+def _sums(done, start, count, line, GROUP: gl.constexpr, ring, weight, depth, P: gl.constexpr):
+    """A group's lines times rows, over some steps: [lines, rows]."""
+    full, free, numbers, inputs = ring
+    of_groups: gl.constexpr = [P.stages * GROUPS, LINES, P.words]
+    of_lines = numbers._reinterpret(gl.int16, of_groups, P.packed)
+    of_panels: gl.constexpr = [P.stages * 2, P.rows, PANEL]
+    plain: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    panels = inputs._reinterpret(gl.bfloat16, of_panels, plain)
+    total = _zeros(P)
+    coming = _shared(weight, line, start * STEP, P)
+    for step in range(count):
+        slot = (done + step) % P.stages
+        known, at = coming, (start + step) * STEP
+        # a step ahead: unlike the rest it is not copied beforehand
+        coming = _shared(weight, line, gl.minimum(at + STEP, depth - 1), P)
+        mbarrier.wait(full.index(slot), (done + step) // P.stages & 1)
+        left, right = _widened(of_lines.index(slot * GROUPS + GROUP), known, P)
+        own = total if P.packing.kind == "nvfp4" else _zeros(P)
+        first, second = panels.index(slot * 2), panels.index(slot * 2 + 1)
+        own = warpgroup_mma(left, first.permute((1, 0)), own, is_async=True)
+        own = warpgroup_mma(right, second.permute((1, 0)), own, is_async=True)
+        own = warpgroup_mma_wait(0, deps=(own,))
+        total = own if P.packing.kind == "nvfp4" else total + own * known[0][:, None]
+        mbarrier.arrive(free.index(slot), count=1)
+    # as `widening.unshifted`
+    return total * 2.0**63 if P.packing.kind == "nvfp4" else total
+
+
+@gluon.jit
+def _shared(weight, line, at, P: gl.constexpr):
+    """What numbers of lines share from an input on, over a step: scales, and zero points."""
+    if P.packing.kind == "nvfp4":
+        of_line = gl.convert_layout(line, gl.SliceLayout(1, SCALES))
+        block = at // STEP * (STEP // P.packing.wide) + gl.arange(0, 4, gl.SliceLayout(0, SCALES))
+        found = weight.scales + of_line[:, None] * P.packing.columns + block[None, :]
+        return gl.load(found), gl.load(found + 4)
+    else:  # noqa: RET505 (Triton compiles one branch only, so there must be two)
+        found = line // P.packing.high * P.packing.columns + at // P.packing.wide
+        scales = gl.load(weight.scales + found).to(gl.float32)
+        # without zero points the middle of the codes stands for 0
+        zeros = (
+            gl.load(weight.zeros + found).to(gl.float32) if P.packing.zeros else scales * 0 + 8.0
+        )
+        return scales, zeros
+
+
+@gluon.jit
+def _widened(found, known, P: gl.constexpr):
+    """The halves of a step's numbers, as products take them: twice [lines, STEP / 2]."""
+    if P.packing.kind == "nvfp4":
+        return _of_run(found, known[0], 0, P), _of_run(found, known[1], 1, P)
+    else:  # noqa: RET505 (as above)
+        codes = found.load(P.numbers)
+        if P.packing.kind == "int4":
+            one, two, three, four = integers_of(codes, _of_lines(known[1], P))
+            lower, upper = _behind(one, two), _behind(three, four)
+        else:
+            lower, upper = bytes_of(codes) if P.packing.kind == "int8" else bfloat16_of(codes)
+        return _operand(lower, P), _operand(upper, P)
+
+
+@gluon.jit
+def _of_run(found, scales, RUN: gl.constexpr, P: gl.constexpr):
+    """E2M1 numbers of one run times their scales: [lines, STEP / 2]."""
+    codes = found.slice(RUN * 16, 16, dim=1).load(P.numbers)
+    even, odd = gl.split(gl.reshape(scales_of(scales), [LINES, 2, 2]))
+    one, three = gl.split(even)
+    two, four = gl.split(odd)
+    one, two, three, four = e2m1_of(
+        codes, _of_lines(one, P), _of_lines(two, P), _of_lines(three, P), _of_lines(four, P)
+    )
+    return _operand(_behind(_behind(one, two), _behind(three, four)), P)
+
+
+@gluon.jit
+def _operand(x, P: gl.constexpr):
+    """The same numbers: each thread has those that it multiplies already."""
+    return gl.convert_layout(x, P.numbers, assert_trivial=True)
+
+
+@gluon.jit
+def _of_lines(x, P: gl.constexpr):
+    """What each line has, beside its numbers: [lines, 1]."""
+    return gl.convert_layout(x, gl.SliceLayout(1, P.numbers))[:, None]
+
+
+@gluon.jit
+def _behind(a, b):
+    """Columns of b behind those of a."""
+    joined = gl.permute(gl.join(a, b), (0, 2, 1))
+    return gl.reshape(joined, [a.shape[0], 2 * a.shape[1]])
+
+
+@gluon.jit
+def _finish(total, line, column, first_row, given, P: gl.constexpr):
+    """Write a group's sums of a tile, with what follows them."""
+    weight, squares, bias, results, rows, sizes = given
+    if P.packing.divided:
+        total = total / gl.load(weight.factors + line)[:, None]
+    elif P.packing.factors:
+        total = total * gl.load(weight.factors + line)[:, None]
+    if squares is not None:
+        total = total * _over_rms(squares, first_row, rows, sizes, P)[None, :]
+    if bias is not None:
+        total += gl.load(bias + line).to(gl.float32)[:, None]
+    # rounded as a product is that is written before its gate is taken, or added to a stream
+    kind: gl.constexpr = results.out.dtype.element_ty
+    layout: gl.constexpr = gl.SliceLayout(2, GATED) if P.form.gated else PLAIN
+    if P.form.gated:
+        y = _gated(total.to(kind), P)
+    else:
+        y = gl.convert_layout(total.to(kind), PLAIN).to(gl.float32)
+    output = column + gl.arange(0, P.columns, gl.SliceLayout(1, layout))
+    of_rows = gl.arange(0, P.rows, gl.SliceLayout(0, layout))
+    row, inside = first_row + of_rows, output < sizes.outputs
+    keep = (row < rows)[None, :] & inside[:, None]
+    place = row.to(gl.int64)[None, :] * sizes.outputs + output[:, None]
+    if P.form.adds:
+        y += gl.load(results.stream + place, mask=keep, other=0.0).to(gl.float32)
+    gl.store(results.out + place, y.to(kind), mask=keep)
+    if P.form.adds:
+        # the norm sees what is written, not what was rounded away
+        y = gl.where(keep, y.to(kind).to(gl.float32), 0.0)
+        factor = gl.load(results.norm + output, mask=inside, other=0.0).to(gl.float32)
+        gl.store(results.scaled + place, (y * factor[:, None]).to(kind), mask=keep)
+        # the last tile may have lines for fewer than all groups
+        there = (of_rows >= 0) & (column < sizes.outputs)
+        at = results.squares + column // LINES * P.rows + of_rows
+        gl.store(at, gl.sum(y * y, 0), mask=there)
+
+
+@gluon.jit
+def _gated(total, P: gl.constexpr):
+    """silu(gate) * up of a group's lines, which are 32 gates above what they gate: [32, rows]."""
+    both = gl.permute(gl.reshape(total, [2, BOX, P.rows]), (1, 2, 0))
+    gate, up = gl.split(gl.convert_layout(both, GATED))
+    gate = gate.to(gl.float32)
+    return gate / (1.0 + gl.exp(-gate)) * up.to(gl.float32)
+
+
+@gluon.jit
+def _over_rms(squares, first_row, rows, sizes, P: gl.constexpr):
+    """One over the root mean square of each row: [rows]."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    height: gl.constexpr = P.rows
+    part = gl.arange(0, 16, gl.SliceLayout(1, layout))[:, None]
+    row = first_row + gl.arange(0, height, gl.SliceLayout(0, layout))[None, :]
+    found = gl.zeros([16, height], gl.float32, layout)
+    for first in range(0, sizes.parts, 16):
+        there = (first + part < sizes.parts) & (row < rows)
+        found += gl.load(squares + (first + part) * sizes.held + row, mask=there, other=0.0)
+    over = gl.rsqrt(gl.sum(found, 0) / sizes.depth + sizes.eps)
+    return gl.convert_layout(over, gl.SliceLayout(0, P.sums))
