@@ -8,7 +8,6 @@ import torch
 
 from peagle.config import SamplingParams
 from peagle.drafters.methods import drafter_for
-from peagle.drafters.quantization import quantize
 from peagle.engine.engine import Engine
 from peagle.ops.linear import Linear
 from peagle.ops.weight import QuantizedWeight, weights_of
@@ -26,7 +25,7 @@ def test_the_answer_stays_and_the_target_too(targets, tmp_path: Path, parallel: 
     )
     plain = tiny.run(Engine(decoder, None, 0, tiny.engine_config()), PROMPTS, how)
     head = decoder.head.weight
-    quantize(model)
+    model.quantize()
     after = sum(weight.nbytes for weight in weights_of(model.first, model.rest, model.readout.head))
     assert after < 0.3 * before  # of float32
     drafted = tiny.run(Engine(decoder, drafter_for(model), 4, tiny.engine_config()), PROMPTS, how)
@@ -38,7 +37,7 @@ def test_the_answer_stays_and_the_target_too(targets, tmp_path: Path, parallel: 
 def test_everything_read_in_every_pass_is_rounded(targets, tmp_path: Path):
     decoder = targets["easy"].decoder
     model = tiny.random_drafter_for(decoder, tmp_path, tiny.drafter_config(True)).model
-    quantize(model)
+    model.quantize()
     plain = {
         name
         for name, part in model.named_modules()

@@ -27,7 +27,6 @@ from peagle.drafters.correction import (
 from peagle.drafters.kind import PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.drafters.network import Network, NetworkConfig
-from peagle.drafters.quantization import quantize
 from peagle.drafters.vocabulary import doubts, membership
 from peagle.errors import InputError
 from peagle.files import replacing_directory
@@ -93,7 +92,7 @@ def ready(model: N, quantization: DrafterFormat | None) -> N:
     """A network for inference, rounded if asked."""
     model.requires_grad_(False).eval()
     if quantization is not None:
-        quantize(model)
+        model.quantize()
     pack(model)
     return model
 

@@ -137,6 +137,20 @@ class Network(nn.Module, ABC):
         # a mask slot is a row like any other, where layers are causal
         return self(*rows, attend)
 
+    def quantize(self) -> None:
+        """Round the products of the draft layers and the head to FP8, a scale for each output: half
+        the bytes of each pass, and answers stay as they are.
+
+        Features are projected as before. A head that is the target's becomes one of the drafter's
+        own.
+        """
+        for layer in self.blocks:
+            layer.attention.qkv = layer.attention.qkv.quantized()
+            layer.attention.out = layer.attention.out.quantized()
+            layer.mlp.gate_up = layer.mlp.gate_up.quantized()
+            layer.mlp.down = layer.mlp.down.quantized()
+        self.readout.head = self.readout.head.quantized()
+
     def feedback(self, hidden: Tensor) -> Tensor:
         """The features of drafts' rows, made of the streams [rows, hidden_size] that drafted
         them."""
