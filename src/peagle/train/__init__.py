@@ -16,7 +16,7 @@ P-EAGLE's pass: cod (which depths each anchor keeps), mask (which keys each quer
 (depth 0 once, deeper elements in segments), segment, context (what segments share), attention.
 DFlash's pass: blocks, by the same partition. EAGLE-3's and MTP's: unroll.
 
-Learning: initial (the drafter before step 0), loss, depth_weights (how much each element counts in
+Learning: initial (the drafter before step 0), loss (and how much each element counts in
 it), estimate (acceptance length without an engine), optimizer, product and lookup (weights
 and tables that sum their own gradients).
 """

@@ -13,6 +13,7 @@ from peagle.ops.acceptance import shared_draw
 from peagle.ops.divergence import weigh
 from peagle.ops.softcap import softcap
 from peagle.ops.weight import dense
+from peagle.train.cod import Elements
 from peagle.transfer import to_device
 
 CHUNK, CHUNK_LOGITS = 4096, 2**26
@@ -138,3 +139,23 @@ class _HeadLoss(torch.autograd.Function):
         of_hidden, of_head = ctx.saved_tensors
         of_head = None if of_head is None else (of_head * gradient).to(ctx.dtype)
         return of_hidden * gradient.to(of_hidden.dtype), of_head, None, None, None, None, None, None
+
+
+def pace(confidence: Tensor, elements: Elements, smoothing: float) -> Tensor:
+    """D-PACE's weights [elements], with a mean of 1: an element weighs as much as acceptance length
+    depends on it.
+
+    With q_i the confidence at depth i of a chain and a the smoothing, depth j weighs the sum over
+    k >= j of the products of (1 - a) q_i + a for i <= k: how many tokens are expected to be
+    accepted through j. confidence: [elements] the drafter's probability of the token that the
+    target takes; whole chains, from depth 0 on.
+    """
+    if not len(elements.depths):
+        return confidence
+    anchors, which = elements.anchors.unique(return_inverse=True)
+    which, depths = (part.to(confidence.device) for part in (which, elements.depths))
+    table = confidence.new_zeros(len(anchors), int(elements.depths.max()) + 1)
+    table[which, depths] = (1 - smoothing) * confidence + smoothing
+    reached = table.cumprod(dim=1).flip(1).cumsum(dim=1).flip(1)
+    weights = reached[which, depths]
+    return weights / weights.mean()

@@ -24,10 +24,9 @@ from peagle.models.weights import model_directory
 from peagle.ops.weight import dense
 from peagle.train.blocks import BlockPass
 from peagle.train.cod import Chains, Elements
-from peagle.train.depth_weights import pace
 from peagle.train.estimate import Estimate
 from peagle.train.features import Features, FeatureSource, padded_for
-from peagle.train.loss import Comparison
+from peagle.train.loss import Comparison, pace
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import Batch, PackedRows
 from peagle.train.parallel import ALONE, Ranks
