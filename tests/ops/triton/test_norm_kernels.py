@@ -1,14 +1,16 @@
-"""A sandwich block's additions against torch's."""
+"""Norms with what is around them, products and a sandwich block's additions, against torch's."""
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from peagle.ops import sandwich, triton
 from peagle.ops.moe import ScaledExperts
 from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.products.normed import Normed
 from peagle.ops.sandwich import Mixture, MixtureInputs
+from peagle.ops.swiglu import swiglu
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 EPS = 1e-6
@@ -114,3 +116,56 @@ def test_an_addition_in_bfloat16_is_rounded_as_the_reference_is():
     total, _ = sandwich.add(product, own, stream, norm, scalar)
     given = rms_norm(product.float(), own.weight.float(), 1e-6).bfloat16()
     assert (total == (stream + given) * scalar).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("rows", [1, 5, 17, 40])
+@pytest.mark.parametrize(("depth", "outputs"), [(256, 96), (400, 48), (2064, 96), (256, 320)])
+def test_products_equal_norm_product_and_addition(
+    device: torch.device, rows: int, depth: int, outputs: int
+) -> None:
+    from peagle.ops.triton import few_rows
+
+    x, first = draw(device, rows, depth), draw(device, outputs, depth)
+    stream, scale = draw(device, rows, outputs), draw(device, outputs)
+    bias = draw(device, outputs)
+    total, scaled, squares = few_rows.add(x, first, bias, stream, scale)
+    expected = stream + F.linear(x, first, bias)
+    torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-4)
+
+    second = draw(device, 2 * 24, outputs)
+    normed = rms_norm(expected, scale, 1e-5)
+    product = few_rows.linear(scaled, squares, 1e-5, second, None)
+    torch.testing.assert_close(product, F.linear(normed, second), rtol=1e-4, atol=1e-4)
+    gate, up = F.linear(normed, second).chunk(2, dim=-1)
+    swiglu = few_rows.gated(scaled, squares, 1e-5, second)
+    torch.testing.assert_close(swiglu, F.silu(gate) * up, rtol=1e-3, atol=1e-4)
+
+
+def test_products_are_rounded_before_the_gate_is_taken(device: torch.device) -> None:
+    """As where they are written first, so that a row is the same on either way."""
+    from peagle.ops.triton import few_rows
+
+    x, weight = (torch.randint(-64, 65, size) / 256 for size in ((5, 256), (96, 256)))
+    half = torch.float16  # which Triton's interpreter can multiply
+    found = few_rows.gated(x.to(device, half), None, 1e-5, weight.to(device, half)).cpu()
+    product = F.linear(x, weight)
+    assert (found == swiglu(product.to(half).float()).to(half)).float().mean() > 0.99
+    assert (found == swiglu(product).to(half)).float().mean() < 0.9
+
+
+def test_norm_takes_rows_with_a_stride(device: torch.device) -> None:
+    from peagle.ops.triton import norm as kernels
+
+    wide, norm = draw(device, 5, 3 * 40), norm_of(40, device)
+    middle = wide[:, 40:80]
+    found = kernels.normed(middle, norm)
+    torch.testing.assert_close(found.x, rms_norm(middle, norm.weight, EPS))
+
+
+def test_add_rms_norm(device: torch.device) -> None:
+    from peagle.ops.triton import norm as kernels
+
+    stream, x, norm = draw(device, 5, 48), draw(device, 5, 48), norm_of(48, device)
+    total, out = kernels.add_normed(x[:, None], stream, norm)
+    torch.testing.assert_close(total, stream + x)
+    torch.testing.assert_close(out.x, rms_norm(stream + x, norm.weight, EPS))
