@@ -11,6 +11,7 @@ import pytest
 import peagle
 from peagle.errors import InputError
 from peagle.installation import installed_version
+from peagle.pair import bundled
 
 SOURCE = Path(peagle.__file__).parents[1]
 CURE = "is not installed for this Python; in peagle's checkout: pip install '.[serve,structured]'"
@@ -56,3 +57,12 @@ def test_what_records_the_version_says_so_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("peagle.installation.version", absent)
     with pytest.raises(InputError, match="peagle is not installed for this Python"):
         installed_version()
+
+
+def test_the_bundled_pair_is_found_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("peagle.pair.PLACE", tmp_path)
+    (tmp_path / "peagle").mkdir()
+    (tmp_path / "peagle" / "config.json").write_text("{}")
+    assert bundled("peagle") == tmp_path / "peagle"
+    with pytest.raises(InputError, match=r"lacks the bundled target .*recipes/demo"):
+        bundled("target")

@@ -9,6 +9,6 @@
   reduced draft vocabulary), `readout` (its output to drafts), `selector` (corrects a draft by the
   one before).
 - Its directory: `checkpoint` (in vLLM's layout, read and written), `config_file`, `correction` (the
-  selector's part of it), `dflash_checkpoint` (others' layouts of such heads), `quantization` (to
-  FP8, while it is loaded), `diagnosis` (what `peagle check` finds).
+  selector's part of it), `dflash_checkpoint` (others' layouts of such heads), `diagnosis` (what
+  `peagle check` finds).
 """
