@@ -1,4 +1,4 @@
-"""A drafter packed to int4 is read, drafts, and is trained on like any other."""
+"""A packed drafter is read, drafts, and is trained on like any other."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +10,13 @@ from safetensors.torch import load_file
 
 import pack_drafter
 from peagle.config import SamplingParams
-from peagle.drafters.checkpoint import load_drafter
+from peagle.drafters.checkpoint import load_drafter, unpacked
 from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.models.spec import MLPSpec
+from peagle.models.weights import read_json
 from peagle.ops.weight import QuantizedWeight
 from peagle.train.prepare import prepare
 
@@ -24,14 +25,14 @@ LAYER = replace(tiny.DRAFT_LAYER, feed_forward=MLPSpec(128))
 PRODUCTS = ["fc", "lm_head", "layers.0.mlp.down_proj", "layers.1.self_attn.k_proj"]
 
 
-@pytest.fixture(scope="module", params=[30, tiny.VOCAB])
+@pytest.fixture(scope="module", params=[(30, 4), (tiny.VOCAB, 4), (30, 8)])
 def drafters(request, tmp_path_factory) -> tuple[Path, Path]:
-    """The same drafter in float32 and in int4: with a reduced vocabulary, and with the whole."""
-    folder = tmp_path_factory.mktemp("packed")
-    config = tiny.drafter_config(True, layer=LAYER, draft_vocab=request.param)
+    """The same drafter in float32 and in few bits: with a reduced vocabulary, and the whole."""
+    folder, (words, bits) = tmp_path_factory.mktemp("packed"), request.param
+    config = tiny.drafter_config(True, layer=LAYER, draft_vocab=words)
     plain = tiny.save_random_drafter(folder / "plain", config)
-    pack_drafter.main(plain, folder / "int4")
-    return plain, folder / "int4"
+    pack_drafter.main(plain, folder / "packed", bits)
+    return plain, folder / "packed"
 
 
 def test_it_is_small_and_nothing_is_wrong_with_it(drafters, target):
@@ -82,13 +83,42 @@ def test_a_scale_loses_no_more_than_the_usual_one():
     """Where one number of a group is far from the others, it is cut."""
     weight = torch.randn(8, 128)
     weight[:, 5] = 4.0
-    part = pack_drafter.rounded(weight)
+    part = pack_drafter.rounded(weight, pack_drafter.LAYOUTS[4])
     codes = (torch.stack((part.packed & 15, part.packed >> 4), -1).flatten(1).int() - 8).float()
     groups = weight.unflatten(1, (-1, 64))
     ours = codes.unflatten(1, (-1, 64)) * part.scales.float()[..., None]
     usual = groups.abs().amax(2, keepdim=True) / 7
     theirs = (groups / usual).round() * usual
     assert (ours - groups).square().sum() < 0.9 * (theirs - groups).square().sum()
+
+
+def test_16_bits_hold_what_eight_do():
+    weight = torch.randn(8, 128)
+    part = pack_drafter.in_powers(weight, pack_drafter.LAYOUTS[8])
+    scales = part.scales.float().repeat_interleave(64, dim=1)
+    found = part.packed.view(torch.int8) * scales
+    assert torch.equal(found.bfloat16().float(), found)
+    assert torch.equal(found.half().float(), found)
+    assert ((found - weight).abs() <= scales / 2).all()
+
+
+def test_a_copy_for_vllm_has_the_same_numbers_in_16_bits(drafters, target, tmp_path):
+    plain, packed = drafters
+    copy = unpacked(packed, tmp_path / "copy")
+    assert copy == tmp_path / "copy"
+    assert diagnose(copy, target.directory).problems == ()
+    assert "quantization_config" not in read_json(copy / "config.json")
+    found, wanted = (load_drafter(path, target.decoder).state_dict() for path in (copy, packed))
+    assert found.keys() == wanted.keys()
+    for name, own in wanted.items():  # embeddings and norms as they were
+        assert any(torch.equal(found[name], x) for x in (own, own.bfloat16().float())), name
+    assert unpacked(plain, tmp_path / "none") == plain
+    assert not (tmp_path / "none").exists()
+
+
+def test_other_bits(tmp_path):
+    with pytest.raises(InputError, match="--bits 3: give 4 or 8"):
+        pack_drafter.main(tmp_path, tmp_path / "out", 3)
 
 
 def test_inputs_that_are_no_whole_groups(tmp_path):
