@@ -11,6 +11,7 @@ import typer
 
 from peagle.cli.app import app, main
 from peagle.config import SpeculativeConfig
+from peagle.drafters.checkpoint import unpacked
 from peagle.pair import bundled
 from peagle.server.vllm import TABLE
 
@@ -34,9 +35,10 @@ def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A `vllm` on the PATH."""
+    """A `vllm` on the PATH, and a place for what is unpacked for it."""
     install(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def start(
@@ -132,10 +134,14 @@ def test_its_own_flags_come_after_the_target(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.usefixtures("_vllm")
-def test_the_bundled_pair_by_default(monkeypatch: pytest.MonkeyPatch):
-    found = command([], monkeypatch)
-    assert found[:2] == ["serve", str(bundled("target"))]
-    assert str(bundled("peagle")) in found[3]
+def test_the_bundled_pair_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its drafter as a copy, since vLLM reads no packed one."""
+    for drafter in ([], ["--speculative-config", json.dumps({"model": str(bundled("chat"))})]):
+        found = command(drafter, monkeypatch)
+        assert found[:2] == ["serve", str(bundled("target"))]
+        copy = Path(json.loads(found[3])["model"])
+        assert copy.is_relative_to(tmp_path / "cache" / "peagle")
+        assert "quantization_config" not in json.loads((copy / "config.json").read_text())
 
 
 @pytest.mark.usefixtures("_vllm")
@@ -148,9 +154,9 @@ def test_the_target_as_a_flag_leaves_vllms_own_flags_whole(monkeypatch: pytest.M
 @pytest.mark.usefixtures("_vllm")
 @pytest.mark.parametrize(("method", "parallel"), [("peagle", True), ("eagle3", False)])
 def test_a_drafter_by_flags_is_told_as_its_files_say(
-    method: str, parallel: bool, monkeypatch: pytest.MonkeyPatch
+    method: str, parallel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    drafter = str(bundled(method))
+    drafter = str(unpacked(bundled(method), tmp_path / method))
     stated = {"method": "eagle3", "model": drafter, "parallel_drafting": parallel}
     for flags, k in ([], 8), (["--k", "3"], 3):
         _, _, name, config = command(["t", "--drafter", drafter, *flags], monkeypatch)

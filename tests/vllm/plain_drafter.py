@@ -1,14 +1,12 @@
-"""The bundled drafters as vLLM runs them: it knows no selector."""
+"""The bundled drafters as vLLM runs them: it knows no selector, and no packed drafter."""
 
-import shutil
 from pathlib import Path
 
+from peagle.drafters.checkpoint import unpacked
 from peagle.pair import bundled
 
 
 def plain_drafter(name: str, place: Path) -> Path:
     """A copy of a bundled drafter in `place`, without what corrects its drafts."""
     copy = place / f"plain-{name}"
-    if not copy.exists():
-        shutil.copytree(bundled(name), copy, ignore=shutil.ignore_patterns("correction"))
-    return copy
+    return copy if copy.exists() else unpacked(bundled(name), copy)

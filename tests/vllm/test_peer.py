@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from plain_drafter import plain_drafter
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -30,16 +31,16 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Vllm:
     return Vllm(PYTHON)
 
 
-def job(method: str, k: int, **more: object) -> Job:
-    drafter = str(bundled(method)) if k else None
+def job(method: str, k: int, drafter: str | None = None, **more: object) -> Job:
     target = str(bundled("target"))
     sizes = {"max_num_seqs": 2, "max_tokens": TOKENS, "memory_share": 0.5, "engine_args": EAGER}
     return Job(method, k, "float32", checkpoint=target, drafter=drafter, **{**sizes, **more})
 
 
 @pytest.mark.parametrize(("method", "k"), [("none", 0), ("peagle", 3)])
-def test_outputs_are_those_of_our_engine(vllm: Vllm, method: str, k: int):
-    found = vllm.outputs(job(method, k, prompts=PROMPTS), SECONDS)
+def test_outputs_are_those_of_our_engine(vllm: Vllm, method: str, k: int, tmp_path: Path):
+    drafter = str(plain_drafter(method, tmp_path)) if k else None
+    found = vllm.outputs(job(method, k, drafter, prompts=PROMPTS), SECONDS)
     ours = LLM(bundled("target"), config=EngineConfig(dtype="float32"))
     how = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     assert found == [list(done.token_ids) for done in ours.generate(PROMPTS, how)]

@@ -6,6 +6,7 @@ Examples:
   peagle serve ./target --host 0.0.0.0 --api-key "$KEY" --max-num-seqs 16
 """
 
+import hashlib
 import importlib
 import logging
 import os
@@ -301,6 +302,8 @@ def _start_vllm(
         stated = speculative_values(drafting.speculative_config)
     elif speculation := choose_speculation(target, drafting):
         stated = _as_its_files_say(speculation).model_dump(exclude_none=True)
+    if stated is not None and "model" in stated:
+        stated = {**stated, "model": _as_vllm_reads(stated["model"])}
     flags = {name: values for name, values in command.flags.items() if name not in KEEP}
     environment = dict(os.environ)
     if keep_alive := flags.pop("--timeout-keep-alive", None):
@@ -309,6 +312,20 @@ def _start_vllm(
         environment["VLLM_API_KEY"] = secret
     whole = vllm_command(or_bundled(target, "target"), stated, flags, command.vllms)
     become(whole, environment)
+
+
+def _as_vllm_reads(drafter: str) -> str:
+    """The drafter, or a copy among the user's cached files whose products are not packed."""
+    if not (Path(drafter) / "config.json").is_file():
+        return drafter
+    from peagle.drafters.checkpoint import unpacked
+
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    own = hashlib.sha256(bytes(Path(drafter).resolve())).hexdigest()[:16]
+    given = str(unpacked(Path(drafter), caches / "peagle" / "unpacked" / own))
+    if given != drafter:
+        typer.echo(f"vLLM reads no packed drafter: it is given {given}, in bfloat16", err=True)
+    return given
 
 
 def _as_its_files_say(speculation: SpeculativeConfig) -> SpeculativeConfig:

@@ -33,6 +33,7 @@ from peagle.files import replacing_directory
 from peagle.models.ends import Ends
 from peagle.models.families.tensors import Place
 from peagle.models.families.tensors import layer as layer_tensors
+from peagle.models.formats.layout import PackedRule
 from peagle.models.quantization import Quantization, read_quantization
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
@@ -40,12 +41,13 @@ from peagle.models.weights import (
     about,
     assemble,
     disassemble,
+    read_json,
     read_tensors,
     save_tensors,
 )
 from peagle.ops.linear import Linear
 from peagle.ops.packing import pack
-from peagle.ops.weight import widen
+from peagle.ops.weight import dense, widen
 from peagle.speculative_config import DrafterFormat
 
 N = TypeVar("N", bound=Network)
@@ -151,6 +153,28 @@ def filled(
     if (offsets := draft_offsets(model.config, tensors)) is not None:
         model.readout.d2t = offsets
     return model.to(device=like.device, dtype=like.dtype)
+
+
+def unpacked(directory: Path, copy: Path) -> Path:
+    """A drafter's directory that vLLM reads: where products are in packed integers, a copy of it in
+    which they are in bfloat16, without a selector."""
+    config, shape = read_json(directory / "config.json"), "weight_shape"
+    tensors = read_tensors(directory) if config.pop("quantization_config", None) else {}
+    packed = tuple(name.removesuffix(shape) for name in tensors if name.endswith(shape))
+    if not packed:
+        return directory
+    plain = {name: own for name, own in tensors.items() if not name.startswith(packed)}
+    for begin in packed:
+        name, sizes = f"{begin}weight", tuple(map(int, tensors[begin + shape]))
+        layout = read_quantization(directory).layout_of(name, tensors)
+        assert layout is not None
+        rule = PackedRule.of(TensorRule(name, (name,), sizes[:1]), layout)
+        weight = rule.join([tensors[own] for own in rule.theirs], sizes, None)
+        plain[name] = dense(weight).to(torch.bfloat16)
+    with replacing_directory(copy) as fresh:
+        save_tensors(fresh / "model.safetensors", plain)
+        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return copy
 
 
 def is_whole_model(tensors: Mapping[str, Tensor]) -> bool:
