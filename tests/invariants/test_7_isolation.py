@@ -114,7 +114,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 def whole(llm: LLM) -> Iterator[None]:
     """Afterwards nothing is left of any request."""
     yield
-    assert not llm.engine.busy
+    assert not llm.engine.core.busy
     llm.engine.core.blocks.check()
     assert sum(llm.engine.core.blocks.free_by_group()) == llm.engine.core.blocks.num_blocks
 

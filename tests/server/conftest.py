@@ -47,7 +47,7 @@ class Running:
     def wait_until_idle(self, seconds: float = 120.0) -> None:
         """Fail unless every request and block is freed in time."""
         engine, end = self.service.llm.engine, time.monotonic() + seconds
-        while engine.busy or self.service.admitted:
+        while engine.core.busy or self.service.admitted:
             assert time.monotonic() < end, "a request was left behind"
             time.sleep(0.01)
         blocks = engine.core.blocks
