@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 import tiny
 import torch
+from blocks import check_blocks
 from tiny_pair import TinyPair, save_pair
 
 from peagle import (
@@ -56,7 +57,7 @@ def _whole(llm: LLM) -> Iterator[None]:
     """No test leaves anything behind in the engine."""
     yield
     assert not llm.engine.core.busy
-    llm.engine.core.blocks.check()
+    check_blocks(llm.engine.core.blocks)
     assert sum(llm.engine.core.blocks.free_by_group()) == llm.engine.core.blocks.num_blocks
 
 

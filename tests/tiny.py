@@ -11,6 +11,7 @@ from unittest import mock
 
 import torch
 import transformers
+from blocks import check_blocks
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -629,7 +630,7 @@ def finish(engine: Engine) -> None:
             break
         step(engine)
     assert not engine.busy, "the engine makes no progress"
-    engine.blocks.check()
+    check_blocks(engine.blocks)
     assert sum(engine.blocks.free_by_group()) == engine.blocks.num_blocks
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import uvicorn
+from blocks import check_blocks
 from openai import OpenAI
 
 from peagle import LLM, AsyncLLM, EngineConfig, SpeculativeConfig
@@ -51,7 +52,7 @@ class Running:
             assert time.monotonic() < end, "a request was left behind"
             time.sleep(0.01)
         blocks = engine.core.blocks
-        blocks.check()
+        check_blocks(blocks)
         assert sum(blocks.free_by_group()) == blocks.num_blocks
 
 
