@@ -29,7 +29,6 @@ from peagle.ops.rope import RopeConfig, Rotation, apply_rope, query_scales, rope
 from peagle.ops.rows import take
 from peagle.ops.sandwich import Mixture
 from peagle.ops.swiglu import geglu, swiglu
-from peagle.ops.weight import keep_activations
 
 Recur = Callable[[int, Tensor, Tensor, DeltaWeights], Tensor]
 """(layer, product [rows, channels + value_width], gates [rows, 2 * value heads], the recurrence's
@@ -312,13 +311,6 @@ class Decoder(Ends):
         self.register_buffer("embedding_scale", scale, persistent=False)
 
     embedding_scale: Tensor | None
-
-    def set_arithmetic(self, *, quantize_activations: bool, batch_invariant: bool) -> None:
-        """How products are computed: both as in `EngineConfig`."""
-        if not quantize_activations:
-            keep_activations(self)
-        if batch_invariant:
-            self.make_batch_invariant()
 
     def make_batch_invariant(self) -> None:
         """On a GPU, let no row's results depend on what other rows a pass has: slower."""
