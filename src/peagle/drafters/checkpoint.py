@@ -29,7 +29,7 @@ from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.drafters.network import Network, NetworkConfig
 from peagle.drafters.quantization import quantize
 from peagle.drafters.vocabulary import doubts, membership
-from peagle.errors import InputError
+from peagle.errors import InputError, about
 from peagle.files import replacing_directory
 from peagle.models.ends import Ends
 from peagle.models.families.tensors import Place
@@ -38,7 +38,6 @@ from peagle.models.quantization import Quantization, read_quantization
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     TensorRule,
-    about,
     assemble,
     disassemble,
     read_tensors,

@@ -23,7 +23,7 @@ from peagle.drafters.config_file import SPECULATORS, config_problems, draft_wind
 from peagle.drafters.correction import selector_rules
 from peagle.drafters.dflash import BlockConfig, BlockModel, ConvSpec, default_block_taps
 from peagle.drafters.selector import SelectorConfig
-from peagle.errors import InputError
+from peagle.errors import InputError, about
 from peagle.files import replacing_directory
 from peagle.models.ends import Ends
 from peagle.models.families import qwen3
@@ -39,7 +39,6 @@ from peagle.models.families.tensors import layer as layer_tensors
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     TensorRule,
-    about,
     disassemble,
     mismatches,
     read_json,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from peagle.device import free_memory, gib, require_memory
-from peagle.errors import InputError
+from peagle.errors import InputError, about
 from peagle.models.adapter import Adapter
 from peagle.models.decoder import Decoder, DecoderLayer, decoder_layer
 from peagle.models.families import decoder_rules, end_rules, layer_rules, read_family
@@ -21,7 +21,6 @@ from peagle.models.quantization import Quantization, read_quantization
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     TensorRule,
-    about,
     assemble,
     bytes_of,
     file_names,

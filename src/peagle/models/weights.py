@@ -373,15 +373,6 @@ def refuse(problems: Sequence[str]) -> None:
         raise InputError(f"it does not match its config.json: {'; '.join(problems)}")
 
 
-@contextmanager
-def about(directory: Path) -> Iterator[None]:
-    """Prefix an `InputError` raised within the block with the directory."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{directory}: {error}") from None
-
-
 def disassemble(module: nn.Module, rules: Iterable[TensorRule]) -> dict[str, Tensor]:
     """The inverse of `assemble`: a module's weights under the file's names."""
     tensors: dict[str, Tensor] = {}
