@@ -84,7 +84,7 @@ from peagle.models.decoder import Decoder
 from peagle.models.loading import load_decoder
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops import residual
-from peagle.ops.cached_attention import AttentionHeads, attend_reference
+from peagle.ops.cached_attention import QKV, AttentionHeads, attend_reference
 from peagle.ops.linear import Linear
 from peagle.ops.products.normed import Normed
 from peagle.ops.rope import RopeConfig
@@ -476,12 +476,12 @@ def load_peer(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
     return model.from_pretrained(directory, dtype=dtype).eval()
 
 
-def causal(layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads) -> Tensor:
+def causal(layer: int, qkv: QKV, heads: AttentionHeads) -> Tensor:
     """Attention of one whole sequence without a cache."""
     if not heads.full or heads.scale is not None:
-        positions = torch.arange(len(query))
-        return attend_reference(query, key, value, positions, heads).view(query.shape)
-    parts = (part.transpose(0, 1)[None] for part in (query, key, value))
+        positions = torch.arange(len(qkv.query))
+        return attend_reference(*qkv, positions, heads).view(qkv.query.shape)
+    parts = (part.transpose(0, 1)[None] for part in qkv)
     attended = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
     return attended[0].transpose(0, 1)
 

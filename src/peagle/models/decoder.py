@@ -19,7 +19,7 @@ from peagle.models.spec import (
     ScaledSandwichSpec,
     SharedExpertsSpec,
 )
-from peagle.ops.cached_attention import AttentionHeads
+from peagle.ops.cached_attention import QKV, AttentionHeads
 from peagle.ops.delta_net import DeltaHeads, DeltaWeights
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts, RoutedExperts, ScaledExperts
@@ -33,9 +33,8 @@ from peagle.ops.swiglu import geglu, swiglu
 Recur = Callable[[int, Tensor, Tensor, DeltaWeights], Tensor]
 """(layer, product [rows, channels + value_width], gates [rows, 2 * value heads], the recurrence's
 weights) -> [rows, value_width]."""
-Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionHeads], Tensor]
-"""(layer, query [rows, heads, head_dim], key [rows, kv_heads, head_dim], value, what they see) ->
-like query."""
+Attend = Callable[[int, QKV, AttentionHeads], Tensor]
+"""(layer, what its rows attend with, what they see) -> like the queries."""
 
 
 class Attention(LeanModule):
@@ -86,7 +85,7 @@ class Attention(LeanModule):
         query, key = qk.split_with_sizes((heads, kv_heads), dim=1)
         if rotation.query_scale is not None:
             query = query * rotation.query_scale
-        attended = take(attend(layer, query, key, value, self.heads), kept)
+        attended = take(attend(layer, QKV(query, key, value), self.heads), kept)
         if self.spec.gated:
             attended = attended * take(gate[0], kept).sigmoid()
         return self.out(attended.flatten(1))

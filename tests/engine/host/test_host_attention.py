@@ -12,7 +12,7 @@ from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import Span, tile_rows
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
-from peagle.ops.cached_attention import AttentionHeads, attend_reference
+from peagle.ops.cached_attention import QKV, AttentionHeads, attend_reference
 
 LAYERS, HEADS, KV_HEADS, SIZE, BLOCK = 2, 4, 2, 16, 4
 ATTENTION = AttentionSpec(HEADS, KV_HEADS, SIZE)
@@ -41,7 +41,7 @@ def attended(blocks: list[int], counts: list[int], spec: DecoderSpec = PLAIN) ->
         for layer in range(LAYERS):
             query = torch.randn(count, HEADS, SIZE, generator=generator)
             key, value = torch.randn(2, count, KV_HEADS, SIZE, generator=generator)
-            results.append(attend(layer, query, key, value, heads))
+            results.append(attend(layer, QKV(query, key, value), heads))
         start += max(count - 1, 1)  # the last row is rolled back and written again
     return results
 
