@@ -13,7 +13,7 @@ from peagle import LLM
 from peagle.bench.random_weights import random_target
 from peagle.bench.shapes import Shape, random_drafter, shape_of
 from peagle.config import EngineConfig, SamplingParams
-from peagle.models.spec import ExpertsSpec, MixtureSpec, ScaledSandwichSpec
+from peagle.models.spec import ExpertsSpec, MixtureSpec, SandwichSpec
 from peagle.pair import bundled
 from peagle.speculative_config import SpeculativeConfig
 from traffic import cycle_bytes, experts_met
@@ -77,7 +77,7 @@ class TestBytes:
         beside = ExpertsSpec(8, 2, 32, 32, norm_topk_prob=True, activation="gelu_tanh")
         layer = TINY.target.layers[0]
         mixture = MixtureSpec(layer.feed_forward, beside)
-        layer = replace(layer, feed_forward=mixture, norms=ScaledSandwichSpec())
+        layer = replace(layer, feed_forward=mixture, norms=SandwichSpec(scaled=True))
         target = random_target(replace(TINY.target, layers=LAYERS * (layer,)), CPU, BF16)
         one, all_of_them = (
             cycle_bytes(target, None, 0, rows, 0)["target weights"] for rows in (1, 10**6)

@@ -16,7 +16,7 @@ from peagle.models.spec import (
     LayerSpec,
     MixtureSpec,
     MLPSpec,
-    ScaledSandwichSpec,
+    SandwichSpec,
 )
 from peagle.ops import residual
 from peagle.ops.cached_attention import QKVSpec, attend_reference, rotate
@@ -71,7 +71,7 @@ def test_layers_of_several_kinds_give_the_same_in_few_launches(attention: Sequen
 
 
 BESIDE = replace(EXPERTS, norm_topk_prob=True, activation="gelu_tanh")
-SANDWICH = LayerSpec(WIDE, MLPSpec(48, activation="gelu_tanh"), ScaledSandwichSpec())
+SANDWICH = LayerSpec(WIDE, MLPSpec(48, activation="gelu_tanh"), SandwichSpec(scaled=True))
 
 
 @pytest.mark.parametrize(

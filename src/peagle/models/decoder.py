@@ -16,7 +16,6 @@ from peagle.models.spec import (
     MixtureSpec,
     MLPSpec,
     SandwichSpec,
-    ScaledSandwichSpec,
     SharedExpertsSpec,
 )
 from peagle.ops.cached_attention import QKV, AttentionHeads
@@ -197,8 +196,7 @@ class SandwichLayer(DecoderLayer):
         eps = norms.eps if norms.added_eps is None else norms.added_eps
         self.attention_norm = RMSNorm(hidden_size, eps)
         self.mlp_norm = RMSNorm(hidden_size, eps)
-        scaled = isinstance(norms, ScaledSandwichSpec)
-        self.scalar = nn.Parameter(torch.ones(1)) if scaled else None
+        self.scalar = nn.Parameter(torch.ones(1)) if norms.scaled else None
 
     def forward(
         self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, kept: Tensor | None = None

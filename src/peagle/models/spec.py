@@ -137,11 +137,8 @@ class SandwichSpec(NormSpec):
 
     added_eps: float | None = None
     """The eps of these; None: that of the others."""
-
-
-@dataclass(frozen=True)
-class ScaledSandwichSpec(SandwichSpec):
-    """The same with a learned number that multiplies the stream after both: Gemma 4's block."""
+    scaled: bool = False
+    """Whether a learned number multiplies the stream after both: Gemma 4's block."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from peagle.models.spec import (
     LayerSpec,
     MixtureSpec,
     MLPSpec,
-    ScaledSandwichSpec,
+    SandwichSpec,
     SharedExpertsSpec,
 )
 from peagle.ops import triton as chooser
@@ -50,7 +50,7 @@ MODELS = {
         LayerSpec(HEADS, SharedExpertsSpec(MLP, EXPERTS)),
     ]
     * 2,
-    "sandwich": [LayerSpec(each, GEGLU, ScaledSandwichSpec()) for each in (NEAR, HEADS)] * 2,
+    "sandwich": [LayerSpec(each, GEGLU, SandwichSpec(scaled=True)) for each in (NEAR, HEADS)] * 2,
 }
 FORMATS = {
     "bf16": None,

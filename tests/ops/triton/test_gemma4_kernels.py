@@ -16,7 +16,7 @@ from peagle.models.spec import (
     LayerSpec,
     MixtureSpec,
     MLPSpec,
-    ScaledSandwichSpec,
+    SandwichSpec,
 )
 from peagle.ops import cached_attention, residual, triton
 from peagle.ops.cached_attention import QKVSpec
@@ -29,7 +29,7 @@ EXPERTS = ExpertsSpec(6, 2, 24, 24, norm_topk_prob=True, activation="gelu_tanh")
 def decoder_of(beside: ExpertsSpec | None) -> Decoder:
     mlp = MLPSpec(40, activation="gelu_tanh")
     fed = mlp if beside is None else MixtureSpec(mlp, beside)
-    layers = [LayerSpec(each, fed, ScaledSandwichSpec()) for each in (NEAR, FAR)]
+    layers = [LayerSpec(each, fed, SandwichSpec(scaled=True)) for each in (NEAR, FAR)]
     decoder = Decoder(DecoderSpec(tiny.VOCAB, 64, tuple(layers), embedding_scale=8.0), 64)
     for name, parameter in decoder.named_parameters():
         torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.15)

@@ -16,7 +16,7 @@ from peagle.models.spec import (
     ExpertsSpec,
     LayerSpec,
     MixtureSpec,
-    ScaledSandwichSpec,
+    SandwichSpec,
 )
 
 PERIOD = 6
@@ -33,7 +33,7 @@ def spec(values: Values) -> DecoderSpec:
     mlp = replace(config.mlp(values), activation="gelu_tanh")
     experts, types = _experts(values), _layer_types(values)
     fed = mlp if experts is None else MixtureSpec(mlp, experts)
-    norms = ScaledSandwichSpec(config.norms(values).eps)
+    norms = SandwichSpec(config.norms(values).eps, scaled=True)
     [width] = config.sizes(values, "sliding_window")
     windows = config.windows(values, types, width)
     own = _overrides(values, types)
