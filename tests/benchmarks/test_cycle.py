@@ -74,7 +74,7 @@ class TestBytes:
         assert experts_met(8, 2, 2) == pytest.approx(3.5)
 
     def test_nor_are_those_beside_an_mlp(self):
-        beside = ExpertsSpec(8, 2, 32, 32, norm_topk_prob=True, activation="gelu_tanh")
+        beside = ExpertsSpec(8, 2, 32, 32, norm_topk_prob=True)
         layer = TINY.target.layers[0]
         mixture = MixtureSpec(layer.feed_forward, beside)
         layer = replace(layer, feed_forward=mixture, norms=SandwichSpec(scaled=True))

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from peagle.models.ends import Ends
 from peagle.models.spec import (
     AttentionSpec,
-    ClampedSwiGLU,
     DecoderSpec,
     FeedForwardSpec,
     LayerSpec,
@@ -155,8 +154,7 @@ def feed_forward(spec: FeedForwardSpec, hidden_size: int) -> MLP | Experts | Sha
     if isinstance(spec, MLPSpec):
         return MLP(spec, hidden_size)
     sizes = spec.moe_intermediate_size, spec.num_experts, spec.num_experts_per_tok
-    limit = spec.activation.limit if isinstance(spec.activation, ClampedSwiGLU) else None
-    return Experts(hidden_size, *sizes, spec.norm_topk_prob, limit)
+    return Experts(hidden_size, *sizes, spec.norm_topk_prob, spec.swiglu_limit)
 
 
 class DecoderLayer(nn.Module):

@@ -39,7 +39,7 @@ HEADS = AttentionSpec(4, 2, 64, qk_norm=True)
 MLP, EXPERTS = MLPSpec(512), ExpertsSpec(8, 2, 256, 256, True)
 RECURRENT = DeltaHeads(2, 4, 64, 64)
 NEAR = replace(HEADS, window=16)
-GEGLU = MixtureSpec(MLPSpec(512, activation="gelu_tanh"), replace(EXPERTS, activation="gelu_tanh"))
+GEGLU = MixtureSpec(MLPSpec(512, activation="gelu_tanh"), EXPERTS)
 MODELS = {
     "dense": [LayerSpec(HEADS, MLP)] * 3,
     "windows": [LayerSpec(NEAR, MLP), LayerSpec(HEADS, MLP)] * 2,

@@ -23,7 +23,7 @@ from peagle.ops.cached_attention import QKVSpec
 
 NEAR = AttentionSpec(4, 2, 16, window=3, qk_norm=True, v_norm=True, scale=1.0)
 FAR = replace(NEAR, num_kv_heads=1, head_dim=32, window=None)
-EXPERTS = ExpertsSpec(6, 2, 24, 24, norm_topk_prob=True, activation="gelu_tanh")
+EXPERTS = ExpertsSpec(6, 2, 24, 24, norm_topk_prob=True)
 
 
 def decoder_of(beside: ExpertsSpec | None) -> Decoder:

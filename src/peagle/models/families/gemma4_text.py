@@ -68,7 +68,7 @@ def refuse_other_attention(values: Values) -> None:
 def _experts(values: Values) -> ExpertsSpec | None:
     if not values.get("enable_moe_block"):
         return None
-    return config.experts(values, chosen="top_k_experts", activation="gelu_tanh")
+    return config.experts(values, chosen="top_k_experts")
 
 
 def softcap(values: Values) -> float | None:
