@@ -91,7 +91,7 @@ def test_every_layer_keeps_its_own_and_forgets_what_is_cleared(
             heads = AttentionHeads(*sizes, spec.window, scale=scale)
             query = torch.randn(stop - start, HEADS, spec.head_dim)
             fresh = torch.randn(2, stop - start, spec.num_kv_heads, spec.head_dim)
-            found = attend(layer, query, *fresh, heads)
+            found = attend(layer, QKV(query, *fresh), heads)
             known = fresh if not start else torch.cat((seen[layer], fresh), dim=1)
             expected = attend_reference(query, *known, positions, heads)
             torch.testing.assert_close(found.flatten(1), expected, atol=1e-5, rtol=1e-5)
