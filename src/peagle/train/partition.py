@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -77,7 +77,8 @@ class PartitionedPass(ABC, Generic[N]):
         self._chains, self._limit = chains, limit
         self._device = features.tapped.device
         self._call = compiled() if self._device.type == "cuda" else call_plainly
-        self._first_call = partial(_recomputed, self._call) if recompute else self._call
+        recomputed = partial(checkpoint, self._call, use_reentrant=False)
+        self._first_call: LayerCall = recomputed if recompute else self._call
 
     def passes(self) -> Iterator[Pass]:
         """Passes of whole chains, in one graph: the plain twin of `backward`."""
@@ -274,11 +275,6 @@ class SegmentAttend:
         read = (self._shared.rows(layer, part.keys) for part in reach.dense)
         context = [(fold(keys), fold(values)) for keys, values in read]
         return unfold(add_dense(folded, rest, [part.queries for part in reach.dense], context))
-
-
-def _recomputed(call: LayerCall, *arguments: Any) -> Tensor:
-    """Call a layer without keeping its intermediate results."""
-    return checkpoint(call, *arguments, use_reentrant=False)
 
 
 @cache
