@@ -52,13 +52,13 @@ class TestBytes:
         }
 
     def test_peagle_reads_its_drafter_once(self, target):
-        drafter = random_drafter(TINY, True, 4, CPU, BF16).model
+        drafter = random_drafter(TINY, "peagle", CPU, BF16).model
         found = cycle_bytes(target, drafter, 7, 2, 30)
         assert found["drafter weights"] == 2 * (FC + FIRST + 3 * LATER + ENDS)
         assert found["drafter keys and values"] == 2 * 30 * 4 * POSITION
 
     def test_eagle3_reads_its_layer_k_times(self, target):
-        drafter = random_drafter(TINY, False, 1, CPU, BF16).model
+        drafter = random_drafter(TINY, "eagle3", CPU, BF16).model
         found = cycle_bytes(target, drafter, 3, 1, 10)
         assert found["drafter weights"] == 2 * (FC + 3 * (FIRST + ENDS))
         assert found["drafter keys and values"] == 2 * 3 * 10 * POSITION
