@@ -1,6 +1,6 @@
 """The one exception type meant for the person who typed the command."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -50,6 +50,12 @@ def about(place: object) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{place}: {error}") from None
+
+
+def refuse(what: str, problems: Collection[str]) -> None:
+    """Raise `InputError` that names all problems, if there are any, behind what they are of."""
+    if problems:
+        raise InputError(f"{what}: {'; '.join(problems)}")
 
 
 def reason(error: Exception) -> str:

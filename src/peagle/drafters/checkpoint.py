@@ -29,7 +29,7 @@ from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.drafters.network import Network, NetworkConfig
 from peagle.drafters.quantization import quantize
 from peagle.drafters.vocabulary import doubts, membership
-from peagle.errors import InputError, about
+from peagle.errors import InputError, about, refuse
 from peagle.files import replacing_directory
 from peagle.models.ends import Ends
 from peagle.models.families.tensors import Place
@@ -111,8 +111,8 @@ def read_drafter(
     if is_whole_model(tensors):
         raise InputError(f"{directory}: {WHOLE_MODEL}")
     problems = config_problems(config, target.spec) + kind_problems(config, tensors, kind)
-    if problems := problems + feature_problems(config, tensors):
-        raise InputError(f"{directory} does not fit its target: " + "; ".join(problems))
+    problems += feature_problems(config, tensors)
+    refuse(f"{directory} does not fit its target", problems)
     corrections = selector_tensors(directory) if config.selector else {}
     if config.selector and (problems := selector_problems(config, corrections)):
         raise InputError(f"{directory}: {problems[0]}")

@@ -23,7 +23,7 @@ from peagle.drafters.config_file import SPECULATORS, config_problems, draft_wind
 from peagle.drafters.correction import selector_rules
 from peagle.drafters.dflash import BlockConfig, BlockModel, ConvSpec, default_block_taps
 from peagle.drafters.selector import SelectorConfig
-from peagle.errors import InputError, about
+from peagle.errors import InputError, about, refuse
 from peagle.files import replacing_directory
 from peagle.models.ends import Ends
 from peagle.models.families import qwen3
@@ -252,8 +252,7 @@ def read_dflash(directory: Path, target: Ends, max_length: int | None = None) ->
         raise InputError(f"{directory} is no DFlash head; give method eagle3")
     config = read_block_config(directory, target.spec)
     tensors = published_names(read_tensors(directory))
-    if problems := block_problems(config, target.spec, tensors):
-        raise InputError(f"{directory} does not fit its target: " + "; ".join(problems))
+    refuse(f"{directory} does not fit its target", block_problems(config, target.spec, tensors))
     with torch.device("meta"):
         model = BlockModel(config, max_length or target.max_length)
     with about(directory):
