@@ -19,10 +19,10 @@ from peagle.drafters.config_file import (
     read_drafter_config,
 )
 from peagle.drafters.correction import (
+    FOLDER,
     save_selector,
     selector_problems,
     selector_rules,
-    selector_tensors,
 )
 from peagle.drafters.kind import PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, DraftModel
@@ -113,7 +113,7 @@ def read_drafter(
     problems = config_problems(config, target.spec) + kind_problems(config, tensors, kind)
     problems += feature_problems(config, tensors)
     refuse(f"{directory} does not fit its target", problems)
-    corrections = selector_tensors(directory) if config.selector else {}
+    corrections = read_tensors(directory / FOLDER) if config.selector else {}
     if config.selector and (problems := selector_problems(config, corrections)):
         raise InputError(f"{directory}: {problems[0]}")
     with torch.device("meta"):
