@@ -65,7 +65,10 @@ from transformers import (
 )
 
 from peagle.config import EngineConfig, SamplingParams
-from peagle.drafters.checkpoint import load_drafter, save_drafter
+from peagle.drafters.checkpoint import read_drafter, ready, save_drafter
+from peagle.drafters.dflash import BlockModel
+from peagle.drafters.dflash_checkpoint import read_dflash
+from peagle.drafters.kind import Kind
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.drafters.proposer import Drafter, Proposer
@@ -81,6 +84,7 @@ from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import Span
 from peagle.engine.step import BlockUpdate, Step
 from peagle.models.decoder import Decoder
+from peagle.models.ends import Ends
 from peagle.models.loading import load_decoder
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops import residual
@@ -89,6 +93,7 @@ from peagle.ops.linear import Linear
 from peagle.ops.products.normed import Normed
 from peagle.ops.rope import RopeConfig
 from peagle.speculation import Speculation
+from peagle.speculative_config import DrafterFormat
 from peagle.train.features import DocumentRecur
 from peagle.train.mask import Visibility
 from peagle.train.packing import Batch
@@ -502,6 +507,18 @@ def run_target(
 def peer_logits(peer: Any, tokens: Sequence[int]) -> Tensor:
     """Transformers' logits [tokens, vocab] of one sequence."""
     return peer(torch.tensor([tokens])).logits[0]
+
+
+def load_drafter(directory: Path, target: Ends, kind: Kind | None = None) -> DraftModel:
+    """A drafter ready for inference."""
+    return ready(read_drafter(directory, target, kind), None)
+
+
+def load_dflash(
+    directory: Path, target: Ends, quantization: DrafterFormat | None = None
+) -> BlockModel:
+    """The same of a DFlash head, rounded if asked."""
+    return ready(read_dflash(directory, target), quantization)
 
 
 def random_drafter_for(decoder: Decoder, directory: Path, config: DrafterConfig) -> Drafter:

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 import pack_drafter
 from peagle.config import SamplingParams
-from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
@@ -46,7 +45,7 @@ def test_it_is_small_and_nothing_is_wrong_with_it(drafters, target):
 
 
 def test_it_is_read_as_numbers_near_those_before(drafters, target):
-    before, after = (load_drafter(each, target.decoder) for each in drafters)
+    before, after = (tiny.load_drafter(each, target.decoder) for each in drafters)
     assert not any(isinstance(part, QuantizedWeight) for part in after.modules())
     assert isinstance(target.decoder.embed.weight, torch.Tensor)
     rounded = 0
@@ -64,7 +63,7 @@ def test_it_is_read_as_numbers_near_those_before(drafters, target):
 def test_the_text_is_the_targets(drafters, target):
     decoder, how = target.decoder, SamplingParams(max_tokens=16)
     prompts, config = [[5, 6, 7, 8, 9], [30, 31, 32]], tiny.engine_config()
-    drafter = drafter_for(load_drafter(drafters[1], decoder))
+    drafter = drafter_for(tiny.load_drafter(drafters[1], decoder))
     plain = tiny.run(Engine(decoder, None, 0, config), prompts, how)
     drafted = tiny.run(Engine(decoder, drafter, 4, config), prompts, how)
     assert tiny.outputs(drafted) == tiny.outputs(plain)

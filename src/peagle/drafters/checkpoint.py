@@ -78,16 +78,6 @@ def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -
     return [rule for rule in rules if rule.theirs[0] not in shared]
 
 
-def load_drafter(
-    directory: Path,
-    target: Ends,
-    kind: Kind | None = None,
-    quantization: DrafterFormat | None = None,
-) -> DraftModel:
-    """A drafter ready for inference, rounded if asked. Otherwise as `read_drafter`."""
-    return ready(read_drafter(directory, target, kind), quantization)
-
-
 def ready(model: N, quantization: DrafterFormat | None) -> N:
     """A network for inference, rounded if asked."""
     model.requires_grad_(False).eval()

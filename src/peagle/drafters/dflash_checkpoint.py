@@ -15,7 +15,6 @@ from peagle.drafters.checkpoint import (
     HEAD,
     T2D,
     filled,
-    ready,
     shared_tensors,
     write_network,
 )
@@ -44,7 +43,6 @@ from peagle.models.weights import (
     read_json,
     read_tensors,
 )
-from peagle.speculative_config import DrafterFormat
 
 ARCHITECTURES = "DFlashDraftModel", "DFlash2DraftModel"
 ALGORITHMS = "dflash", "dflash2"
@@ -234,13 +232,6 @@ def block_problems(
         rules = block_rules(config, shared_tensors(config, target, tensors))
         problems += mismatches(model, rules, tensors, (D2T, T2D))
     return problems
-
-
-def load_dflash(
-    directory: Path, target: Ends, quantization: DrafterFormat | None = None
-) -> BlockModel:
-    """A head ready for inference, rounded if asked. Otherwise as `read_dflash`."""
-    return ready(read_dflash(directory, target), quantization)
 
 
 def read_dflash(directory: Path, target: Ends, max_length: int | None = None) -> BlockModel:
