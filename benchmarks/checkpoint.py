@@ -17,7 +17,7 @@ import torch
 import typer
 
 from peagle.bench.random_weights import Weights, random_ends, random_layers
-from peagle.bench.shapes import DRAFT_LAYERS, Shape, random_drafter, random_mtp, shape_of
+from peagle.bench.shapes import Shape, random_drafter, random_mtp, shape_of
 from peagle.cli.script import run
 from peagle.device import resolve_device
 from peagle.drafters.checkpoint import save_drafter
@@ -54,7 +54,7 @@ def main(
     with replacing_directory(out) as fresh:
         write_target(fresh / "target", found, weights, dtype, device)
         if drafter:
-            model = random_drafter(found, True, DRAFT_LAYERS["peagle"], device, kind).model
+            model = random_drafter(found, "peagle", device, kind).model
             assert isinstance(model, DraftModel)
             save_drafter(fresh / "drafter", model, kind)
 

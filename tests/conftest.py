@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, settings
 from sweeps import leave_to_the_night
 from transformers.utils import logging as transformers_logging
 
-from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.proposer import Drafter
 from peagle.models.decoder import Decoder
@@ -205,7 +204,7 @@ def trained(
         weights, reports, progress = torch.load(ended, weights_only=False)
         trainer = prepare(recipe_for(own / method, method=method))
         trainer.model.load_state_dict(weights)
-        model = load_drafter(output, targets["easy"].decoder)
+        model = tiny.load_drafter(output, targets["easy"].decoder)
         runs[method] = Run(output, trainer, reports, progress, drafter_for(model))
     return runs
 

@@ -14,7 +14,6 @@ def random_engine(
     name: str,
     method: str,
     k: int,
-    layers: int,
     rates: Sequence[float] | None,
     config: EngineConfig,
 ) -> Engine:
@@ -24,6 +23,6 @@ def random_engine(
     target = random_target(shape.target, device, dtype, shape.weights)
     if method == "none":
         return Engine(target, None, 0, config)
-    drafter = random_drafter(shape, method == "peagle", layers, device, dtype)
+    drafter = random_drafter(shape, method, device, dtype)
     acceptance = None if rates is None else SetAcceptance(rates)
     return Engine(target, drafter, k, config, acceptance=acceptance)

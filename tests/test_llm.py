@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 import tiny
 import torch
+from blocks import check_blocks
 from tiny_pair import TinyPair, save_pair
 
 from peagle import (
@@ -55,8 +56,8 @@ def llm(pair: TinyPair) -> LLM:
 def _whole(llm: LLM) -> Iterator[None]:
     """No test leaves anything behind in the engine."""
     yield
-    assert not llm.engine.busy
-    llm.engine.core.blocks.check()
+    assert not llm.engine.core.busy
+    check_blocks(llm.engine.core.blocks)
     assert sum(llm.engine.core.blocks.free_by_group()) == llm.engine.core.blocks.num_blocks
 
 
@@ -86,7 +87,7 @@ def test_completions_come_in_order_as_they_are_finished(llm: LLM):
     found = []
     for completion in llm.completions(PROMPTS, params):
         found.append(completion)
-        assert llm.engine.busy == (len(found) < 3)
+        assert llm.engine.core.busy == (len(found) < 3)
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
 
 
@@ -95,9 +96,9 @@ def test_leaving_completions_early_cancels_the_others(llm: LLM):
         PROMPTS, [HOW.model_copy(update={"max_tokens": n}) for n in (1, 9, 9, 9)]
     )
     assert len(next(some).token_ids) == 1
-    assert llm.engine.busy
+    assert llm.engine.core.busy
     some.close()
-    assert not llm.engine.busy
+    assert not llm.engine.core.busy
 
 
 def test_token_ids_are_a_prompt_too(llm: LLM):
@@ -174,7 +175,7 @@ def test_whom_nobody_follows_comes_in_one_chunk(llm: LLM):
     how = HOW.model_copy(update={"logprobs": 1})
     parts = list(llm.stream(PROMPTS[0], how))
     request_id = llm.submit(llm.prepare(PROMPTS[0], how), followed=False)
-    chunks = [chunk for _ in range(100) if llm.engine.busy for chunk in llm.step()]
+    chunks = [chunk for _ in range(100) if llm.engine.core.busy for chunk in llm.step()]
     assert [chunk.request_id for chunk in chunks] == [request_id]
     (whole,) = chunks
     assert whole.token_ids == sum((part.token_ids for part in parts), ())
@@ -335,7 +336,7 @@ def test_prompts_that_cannot_be_used(llm: LLM, prompt, message: str):
         for _ in range(arrival):
             chunks += llm.step()
         ids.append(llm.submit(llm.prepare("y", HOW.model_copy(update={"logprobs": 0}))))
-        while llm.engine.busy:
+        while llm.engine.core.busy:
             chunks += llm.step()
         done = {chunk.request_id: chunk.completion for chunk in chunks if chunk.completion}
         assert [done[name].finish_reason for name in ids] == ["stop", "length"]
@@ -508,7 +509,7 @@ class TestAsync:
 
         last = asyncio.run(read())[-1].completion
         assert last is not None
-        while llm.engine.busy:  # the engine's thread brings the abandoned request to its end
+        while llm.engine.core.busy:  # the engine's thread brings the abandoned request to its end
             time.sleep(0.01)
         engine.close()
         assert last.token_ids == llm.generate([PROMPTS[1]], HOW)[0].token_ids
@@ -538,7 +539,7 @@ class TestAsync:
                 await anext(engine.stream(PROMPTS[0], HOW))
 
         asyncio.run(close_early())
-        assert not llm.engine.busy
+        assert not llm.engine.core.busy
 
 
 def test_drafts_may_be_looked_up_without_a_drafter(pair: TinyPair):

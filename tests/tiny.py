@@ -11,6 +11,7 @@ from unittest import mock
 
 import torch
 import transformers
+from blocks import check_blocks
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -64,7 +65,10 @@ from transformers import (
 )
 
 from peagle.config import EngineConfig, SamplingParams
-from peagle.drafters.checkpoint import load_drafter, save_drafter
+from peagle.drafters.checkpoint import read_drafter, ready, save_drafter
+from peagle.drafters.dflash import BlockModel
+from peagle.drafters.dflash_checkpoint import read_dflash
+from peagle.drafters.kind import Kind
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.drafters.proposer import Drafter, Proposer
@@ -80,14 +84,16 @@ from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import Span
 from peagle.engine.step import BlockUpdate, Step
 from peagle.models.decoder import Decoder
+from peagle.models.ends import Ends
 from peagle.models.loading import load_decoder
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops import residual
-from peagle.ops.cached_attention import AttentionHeads, attend_reference
+from peagle.ops.cached_attention import QKV, AttentionHeads, attend_reference
 from peagle.ops.linear import Linear
 from peagle.ops.products.normed import Normed
 from peagle.ops.rope import RopeConfig
 from peagle.speculation import Speculation
+from peagle.speculative_config import DrafterFormat
 from peagle.train.features import DocumentRecur
 from peagle.train.mask import Visibility
 from peagle.train.packing import Batch
@@ -475,12 +481,12 @@ def load_peer(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
     return model.from_pretrained(directory, dtype=dtype).eval()
 
 
-def causal(layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads) -> Tensor:
+def causal(layer: int, qkv: QKV, heads: AttentionHeads) -> Tensor:
     """Attention of one whole sequence without a cache."""
     if not heads.full or heads.scale is not None:
-        positions = torch.arange(len(query))
-        return attend_reference(query, key, value, positions, heads).view(query.shape)
-    parts = (part.transpose(0, 1)[None] for part in (query, key, value))
+        positions = torch.arange(len(qkv.query))
+        return attend_reference(*qkv, positions, heads).view(qkv.query.shape)
+    parts = (part.transpose(0, 1)[None] for part in qkv)
     attended = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
     return attended[0].transpose(0, 1)
 
@@ -501,6 +507,18 @@ def run_target(
 def peer_logits(peer: Any, tokens: Sequence[int]) -> Tensor:
     """Transformers' logits [tokens, vocab] of one sequence."""
     return peer(torch.tensor([tokens])).logits[0]
+
+
+def load_drafter(directory: Path, target: Ends, kind: Kind | None = None) -> DraftModel:
+    """A drafter ready for inference."""
+    return ready(read_drafter(directory, target, kind), None)
+
+
+def load_dflash(
+    directory: Path, target: Ends, quantization: DrafterFormat | None = None
+) -> BlockModel:
+    """The same of a DFlash head, rounded if asked."""
+    return ready(read_dflash(directory, target), quantization)
 
 
 def random_drafter_for(decoder: Decoder, directory: Path, config: DrafterConfig) -> Drafter:
@@ -629,7 +647,7 @@ def finish(engine: Engine) -> None:
             break
         step(engine)
     assert not engine.busy, "the engine makes no progress"
-    engine.blocks.check()
+    check_blocks(engine.blocks)
     assert sum(engine.blocks.free_by_group()) == engine.blocks.num_blocks
 
 

@@ -15,7 +15,6 @@ from peagle.models.families import (
 from peagle.models.families.family import Family
 from peagle.models.families.qwen3_5_text import LINEAR
 from peagle.models.spec import (
-    ClampedSwiGLU,
     DecoderSpec,
     ExpertsSpec,
     MixtureSpec,
@@ -63,8 +62,8 @@ def _of_family(spec: DecoderSpec) -> Values:
     if not isinstance(inner, ExpertsSpec):
         return _named(qwen3.FAMILY)
     values: Values = {"num_experts_per_tok": inner.num_experts_per_tok}
-    if isinstance(inner.activation, ClampedSwiGLU):
-        values |= {"num_local_experts": inner.num_experts, "swiglu_limit": inner.activation.limit}
+    if inner.swiglu_limit is not None:
+        values |= {"num_local_experts": inner.num_experts, "swiglu_limit": inner.swiglu_limit}
         return _named(gpt_oss.FAMILY) | values | _windows(spec) | {"rope_scaling": _yarn(spec)}
     names = ("num_experts", "moe_intermediate_size", "norm_topk_prob")
     values |= {name: getattr(inner, name) for name in names}

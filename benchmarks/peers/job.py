@@ -50,8 +50,7 @@ class Job:
     checkpoint: str | None = None
     """The target's directory; None: `shape` is made."""
     drafter: str | None = None
-    """The drafter's directory; None: one of `shape` with `layers` layers is written."""
-    layers: int = 0
+    """The drafter's directory; None: one of `shape` is written."""
     acceptance_rates: Sequence[float] = ()
     """The share of cycles that accept draft 1, 2, … K, whatever the target says."""
     max_model_len: int | None = None

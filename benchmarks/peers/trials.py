@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from peagle.bench.load import WARM_UP_TOKENS
 from peagle.bench.random_weights import PLAIN
-from peagle.bench.shapes import DRAFT_LAYERS, shape_of
+from peagle.bench.shapes import shape_of
 from peagle.bench.synthetic import CONTEXT, acceptance_rates
 from peagle.config import DraftLengthMode
 from peagle.errors import InputError
@@ -193,7 +193,6 @@ def peer_job(
         max_tokens=work.max_tokens,
         shape=match.shape,
         checkpoint=str(checkpoint) if checkpoint else None,
-        layers=DRAFT_LAYERS.get(match.method, 0),
         acceptance_rates=acceptance_rates(match.k, match.acceptance_length),
         max_model_len=max(min(CONTEXT, longest), asked),
         captured=trial.captured,

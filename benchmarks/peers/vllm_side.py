@@ -117,7 +117,7 @@ def write_drafter(job: Job, directory: Path) -> None:
         assert isinstance(block, BlockModel)
         save_dflash(directory, block, dtype, frozenset((EMBEDDINGS, HEAD)))
     else:
-        model = random_drafter(shape, job.method == "peagle", job.layers, device, dtype).model
+        model = random_drafter(shape, job.method, device, dtype).model
         assert isinstance(model, DraftModel)
         save_drafter(directory, model, dtype)
     if device.type == "cuda":

@@ -208,7 +208,7 @@ class WindowDetokenizer:
     def skip(self, token: int) -> None:
         """Add a token that has no text of its own; what came before it must be flushed."""
         self._tokens.append(token)
-        self._take(self._decode(self._tokens[self._context :]), len(self._tokens))
+        self.flush()
 
     def _take(self, text: str, end: int) -> str:
         """The new text of tokens up to `end`. text: theirs from the context on."""

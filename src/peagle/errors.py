@@ -1,6 +1,7 @@
 """The one exception type meant for the person who typed the command."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 
 class InputError(ValueError):
@@ -40,6 +41,21 @@ class ContextLengthError(InputError):
 
 class MemoryShortageError(InputError):
     """There is too little memory, which may be enough where nothing else holds any."""
+
+
+@contextmanager
+def about(place: object) -> Iterator[None]:
+    """Prefix an `InputError` raised within the block with the place that it is about."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+
+
+def refuse(what: str, problems: Collection[str]) -> None:
+    """Raise `InputError` that names all problems, if there are any, behind what they are of."""
+    if problems:
+        raise InputError(f"{what}: {'; '.join(problems)}")
 
 
 def reason(error: Exception) -> str:

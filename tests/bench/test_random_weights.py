@@ -10,6 +10,7 @@ from peagle.bench.shapes import SHAPES
 from peagle.models.decoder import Decoder
 from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops import moe
+from peagle.ops.cached_attention import QKV
 from peagle.ops.weight import format_of, weights_of
 
 CPU = torch.device("cpu")
@@ -38,8 +39,10 @@ def chosen_experts(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> list[to
     monkeypatch.setattr(moe, "route", noted)
     tokens = torch.arange(10, 74)
 
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: object):  # type: ignore[no-untyped-def]
-        return v.mean(0, keepdim=True).repeat_interleave(q.shape[1] // v.shape[1], 1).expand_as(q)
+    def attend(layer: int, qkv: QKV, heads: object) -> torch.Tensor:
+        query, _, value = qkv
+        each = query.shape[1] // value.shape[1]
+        return value.mean(0, keepdim=True).repeat_interleave(each, 1).expand_as(query)
 
     with torch.no_grad():
         decoder(tokens, torch.arange(len(tokens)), attend)

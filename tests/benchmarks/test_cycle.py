@@ -13,7 +13,7 @@ from peagle import LLM
 from peagle.bench.random_weights import random_target
 from peagle.bench.shapes import Shape, random_drafter, shape_of
 from peagle.config import EngineConfig, SamplingParams
-from peagle.models.spec import ExpertsSpec, MixtureSpec, ScaledSandwichSpec
+from peagle.models.spec import ExpertsSpec, MixtureSpec, SandwichSpec
 from peagle.pair import bundled
 from peagle.speculative_config import SpeculativeConfig
 from traffic import cycle_bytes, experts_met
@@ -52,13 +52,13 @@ class TestBytes:
         }
 
     def test_peagle_reads_its_drafter_once(self, target):
-        drafter = random_drafter(TINY, True, 4, CPU, BF16).model
+        drafter = random_drafter(TINY, "peagle", CPU, BF16).model
         found = cycle_bytes(target, drafter, 7, 2, 30)
         assert found["drafter weights"] == 2 * (FC + FIRST + 3 * LATER + ENDS)
         assert found["drafter keys and values"] == 2 * 30 * 4 * POSITION
 
     def test_eagle3_reads_its_layer_k_times(self, target):
-        drafter = random_drafter(TINY, False, 1, CPU, BF16).model
+        drafter = random_drafter(TINY, "eagle3", CPU, BF16).model
         found = cycle_bytes(target, drafter, 3, 1, 10)
         assert found["drafter weights"] == 2 * (FC + 3 * (FIRST + ENDS))
         assert found["drafter keys and values"] == 2 * 3 * 10 * POSITION
@@ -74,10 +74,10 @@ class TestBytes:
         assert experts_met(8, 2, 2) == pytest.approx(3.5)
 
     def test_nor_are_those_beside_an_mlp(self):
-        beside = ExpertsSpec(8, 2, 32, 32, norm_topk_prob=True, activation="gelu_tanh")
+        beside = ExpertsSpec(8, 2, 32, 32, norm_topk_prob=True)
         layer = TINY.target.layers[0]
         mixture = MixtureSpec(layer.feed_forward, beside)
-        layer = replace(layer, feed_forward=mixture, norms=ScaledSandwichSpec())
+        layer = replace(layer, feed_forward=mixture, norms=SandwichSpec(scaled=True))
         target = random_target(replace(TINY.target, layers=LAYERS * (layer,)), CPU, BF16)
         one, all_of_them = (
             cycle_bytes(target, None, 0, rows, 0)["target weights"] for rows in (1, 10**6)

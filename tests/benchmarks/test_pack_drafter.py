@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import pack_drafter
 from peagle.config import SamplingParams
-from peagle.drafters.checkpoint import load_drafter, unpacked
+from peagle.drafters.checkpoint import unpacked
 from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
@@ -47,7 +47,7 @@ def test_it_is_small_and_nothing_is_wrong_with_it(drafters, target):
 
 
 def test_it_is_read_as_numbers_near_those_before(drafters, target):
-    before, after = (load_drafter(each, target.decoder) for each in drafters)
+    before, after = (tiny.load_drafter(each, target.decoder) for each in drafters)
     assert not any(isinstance(part, QuantizedWeight) for part in after.modules())
     assert isinstance(target.decoder.embed.weight, torch.Tensor)
     rounded = 0
@@ -65,7 +65,7 @@ def test_it_is_read_as_numbers_near_those_before(drafters, target):
 def test_the_text_is_the_targets(drafters, target):
     decoder, how = target.decoder, SamplingParams(max_tokens=16)
     prompts, config = [[5, 6, 7, 8, 9], [30, 31, 32]], tiny.engine_config()
-    drafter = drafter_for(load_drafter(drafters[1], decoder))
+    drafter = drafter_for(tiny.load_drafter(drafters[1], decoder))
     plain = tiny.run(Engine(decoder, None, 0, config), prompts, how)
     drafted = tiny.run(Engine(decoder, drafter, 4, config), prompts, how)
     assert tiny.outputs(drafted) == tiny.outputs(plain)
@@ -108,7 +108,9 @@ def test_a_copy_for_vllm_has_the_same_numbers_in_16_bits(drafters, target, tmp_p
     assert copy == tmp_path / "copy"
     assert diagnose(copy, target.directory).problems == ()
     assert "quantization_config" not in read_json(copy / "config.json")
-    found, wanted = (load_drafter(path, target.decoder).state_dict() for path in (copy, packed))
+    found, wanted = (
+        tiny.load_drafter(path, target.decoder).state_dict() for path in (copy, packed)
+    )
     assert found.keys() == wanted.keys()
     for name, own in wanted.items():  # embeddings and norms as they were
         assert any(torch.equal(found[name], x) for x in (own, own.bfloat16().float())), name

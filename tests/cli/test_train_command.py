@@ -309,7 +309,7 @@ class TestEngineLength:
             asked.append(speculation.num_tree_nodes)
             raise InputError("enough")
 
-        monkeypatch.setattr("peagle.LLM", opened)
+        monkeypatch.setattr("peagle.cli.engine_length.LLM", opened)
         assert peagle("train", recipe, "steps=10").err.endswith("not measured: enough\n")
         assert asked == [0]
 

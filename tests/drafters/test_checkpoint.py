@@ -11,7 +11,7 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from peagle.drafters.checkpoint import load_drafter, save_drafter
+from peagle.drafters.checkpoint import save_drafter
 from peagle.drafters.config_file import read_drafter_config
 from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.kind import EAGLE3, PEAGLE
@@ -76,7 +76,7 @@ def test_what_is_written_is_read_bit_for_bit(target, tmp_path: Path, name: str):
     config = tiny.drafter_config(**{"parallel": True, **ROUND_TRIPS[name]})
     model = tiny.random_drafter(config)
     save_drafter(tmp_path / "drafter", model, torch.float32)
-    loaded = load_drafter(tmp_path / "drafter", target.decoder)
+    loaded = tiny.load_drafter(tmp_path / "drafter", target.decoder)
     assert loaded.config == config
     assert_same(loaded, model)
 
@@ -86,7 +86,7 @@ def test_bfloat16_is_the_default_and_rounds_once(target, tmp_path: Path):
     save_drafter(tmp_path / "drafter", model)
     _, tensors = read(tmp_path / "drafter")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
-    assert_same(load_drafter(tmp_path / "drafter", target.decoder), model.bfloat16().float())
+    assert_same(tiny.load_drafter(tmp_path / "drafter", target.decoder), model.bfloat16().float())
 
 
 ROPES = [
@@ -110,7 +110,7 @@ def test_the_rope_survives(target, tmp_path: Path, rope: RopeConfig):
     layer = replace(tiny.DRAFT_LAYER, mixer=replace(tiny.ATTENTION, rope=rope))
     model = tiny.random_drafter(tiny.drafter_config(parallel=True, layer=layer))
     save_drafter(tmp_path / "drafter", model, torch.float32)
-    loaded = load_drafter(tmp_path / "drafter", target.decoder)
+    loaded = tiny.load_drafter(tmp_path / "drafter", target.decoder)
     torch.testing.assert_close(loaded.rotations, model.rotations, atol=0, rtol=0)
 
 
@@ -161,7 +161,7 @@ def test_fused_projections_and_rotary_tables_of_old_files(target, tmp_path: Path
             tensors[f"{layer}.{fused}.weight"] = torch.cat([tensors.pop(name) for name in names])
             tensors[f"{layer}.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     raw = write(tmp_path / "raw", values, tensors)
-    assert_same(load_drafter(raw, target.decoder), model)
+    assert_same(tiny.load_drafter(raw, target.decoder), model)
     assert diagnose(raw).problems == ()
 
 
@@ -175,7 +175,7 @@ def test_midlayer_names_and_another_shape_of_mask_hidden(target, tmp_path: Path)
     values, tensors = read(tmp_path / "ours")
     raw = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
     raw["mask_hidden"] = raw["mask_hidden"].view(1, 1, -1)
-    assert_same(load_drafter(write(tmp_path / "raw", values, raw), target.decoder), model)
+    assert_same(tiny.load_drafter(write(tmp_path / "raw", values, raw), target.decoder), model)
 
 
 @pytest.mark.parametrize(
@@ -187,13 +187,13 @@ def test_the_first_mask_token_key_wins(target, tmp_path: Path, keys: Values):
     values, tensors = read(written(tmp_path / "ours"))
     bare = {k: v for k, v in values.items() if k not in ("pard_token", "ptd_token_id")}
     raw = write(tmp_path / "raw", {**bare, **keys}, tensors)
-    assert load_drafter(raw, target.decoder).config.mask_token_id == 7
+    assert tiny.load_drafter(raw, target.decoder).config.mask_token_id == 7
 
 
 def test_embeddings_and_head_that_are_left_out_are_the_targets(target, tmp_path: Path):
     values, tensors = read(written(tmp_path / "ours"))
     less = {k: v for k, v in tensors.items() if k not in ("embed_tokens.weight", "lm_head.weight")}
-    model = load_drafter(write(tmp_path / "less", values, less), target.decoder)
+    model = tiny.load_drafter(write(tmp_path / "less", values, less), target.decoder)
     assert model.embed is target.decoder.embed
     assert model.readout.head is target.decoder.head
 
@@ -205,7 +205,7 @@ def test_an_identity_map_of_the_full_vocabulary_is_accepted(target, tmp_path: Pa
         "d2t": torch.zeros(tiny.VOCAB, dtype=torch.int64),
         "t2d": torch.ones(tiny.VOCAB, dtype=torch.bool),
     }
-    model = load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
+    model = tiny.load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
     assert model.readout.vocabulary[:5].tolist() == [0, 1, 2, 3, 4]
 
 
@@ -213,7 +213,7 @@ def test_a_map_that_moves_ids_of_the_full_vocabulary_is_not(target, tmp_path: Pa
     values, tensors = read(written(tmp_path / "ours"))
     tensors["d2t"] = torch.ones(tiny.VOCAB, dtype=torch.int64)
     with pytest.raises(InputError, match=r"d2t maps draft ids although .* is the full one"):
-        load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
+        tiny.load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
 
 
 def speculators_config(values: Values, algorithm: str) -> Values:
@@ -262,7 +262,7 @@ def test_speculators_directories(
     foreign = speculators_config(values, algorithm)
     if said is not None:
         foreign["norm_before_residual"] = said
-    loaded = load_drafter(write(tmp_path / "foreign", foreign, tensors), target.decoder)
+    loaded = tiny.load_drafter(write(tmp_path / "foreign", foreign, tensors), target.decoder)
     assert loaded.config == config
     assert_same(loaded, model)
 
@@ -406,7 +406,7 @@ def test_what_is_wrong_is_named(
     damage(values, tensors)
     broken = write(tmp_path / "broken", values, tensors)
     with pytest.raises(InputError, match=message) as caught:
-        load_drafter(broken, target.decoder)
+        tiny.load_drafter(broken, target.decoder)
     assert "\n" not in str(caught.value)
     assert str(broken) in str(caught.value)
 
@@ -427,7 +427,7 @@ def test_maps_of_the_vocabulary(target, tmp_path: Path, d2t: torch.Tensor | None
     if d2t is not None:
         tensors["d2t"] = d2t
     with pytest.raises(InputError, match=message):
-        load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
+        tiny.load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
@@ -435,39 +435,39 @@ def test_offsets_of_either_width(target, tmp_path: Path, dtype: torch.dtype):
     values, tensors = read(written(tmp_path / "ours", draft_vocab=30))
     tensors["d2t"] = torch.arange(30).to(dtype)
     tensors["t2d"] = membership(torch.arange(0, 60, 2), tiny.VOCAB)
-    model = load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
+    model = tiny.load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
     assert model.readout.vocabulary[:30].tolist() == list(range(0, 60, 2))
 
 
 def test_each_method_is_told_from_the_other(target, tmp_path: Path):
     peagle, eagle3 = written(tmp_path / "peagle"), written(tmp_path / "eagle3", parallel=False)
     with pytest.raises(InputError, match="is P-EAGLE, not EAGLE-3; set parallel_drafting to true"):
-        load_drafter(peagle, target.decoder, EAGLE3)
+        tiny.load_drafter(peagle, target.decoder, EAGLE3)
     with pytest.raises(InputError, match="is EAGLE-3, not P-EAGLE; set parallel_drafting to fal"):
-        load_drafter(eagle3, target.decoder, PEAGLE)
-    assert load_drafter(peagle, target.decoder, PEAGLE).config.kind is PEAGLE
-    assert load_drafter(eagle3, target.decoder, EAGLE3).config.kind is EAGLE3
+        tiny.load_drafter(eagle3, target.decoder, PEAGLE)
+    assert tiny.load_drafter(peagle, target.decoder, PEAGLE).config.kind is PEAGLE
+    assert tiny.load_drafter(eagle3, target.decoder, EAGLE3).config.kind is EAGLE3
 
 
 def test_every_problem_is_named_at_once(target, tmp_path: Path):
     values, tensors = read(written(tmp_path / "ours"))
     values |= {"vocab_size": 95, "target_hidden_size": 32, "pard_token": 99}
     with pytest.raises(InputError, match=r"width 32.*95 tokens.*mask token id 99"):
-        load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
+        tiny.load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
 
 
 def test_a_truncated_file(target, tmp_path: Path):
     file = written(tmp_path / "drafter") / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(InputError, match=r"model\.safetensors is damaged or cut short"):
-        load_drafter(tmp_path / "drafter", target.decoder)
+        tiny.load_drafter(tmp_path / "drafter", target.decoder)
 
 
 def test_pickle_files_are_never_loaded(target, tmp_path: Path):
     directory = written(tmp_path / "drafter")
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     with pytest.raises(InputError, match=r"no \.safetensors file \(pickle files are never loaded"):
-        load_drafter(directory, target.decoder)
+        tiny.load_drafter(directory, target.decoder)
 
 
 def test_no_config(target, tmp_path: Path):
@@ -483,8 +483,8 @@ def test_a_nemo_checkpoint_is_read_by_its_architecture(target, tmp_path: Path):
     theirs = {n if n in above else f"model.{n}": tensors[n] for n in tensors}
     values |= {"architectures": ["LlamaEagle3DraftModel"], "model_type": "qwen3"}
     directory = write(tmp_path / "nemo", values, theirs)
-    model = load_drafter(directory, target.decoder)
-    assert_same(model, load_drafter(tmp_path / "ours", target.decoder))
+    model = tiny.load_drafter(directory, target.decoder)
+    assert_same(model, tiny.load_drafter(tmp_path / "ours", target.decoder))
     assert model.config.kind is PEAGLE
     assert diagnose(directory, target.directory).problems == ()
 
@@ -496,8 +496,8 @@ def test_an_eagle3_head_of_nemo_has_one_layer(target, tmp_path: Path, architectu
     theirs = {"architectures": [architecture], "parallel_drafting": False, "num_hidden_layers": 4}
     values |= theirs | {"layer_types": ["full_attention"] * 4}
     directory = write(tmp_path / "nemo", values, tensors)
-    model = load_drafter(directory, target.decoder)
-    assert_same(model, load_drafter(tmp_path / "ours", target.decoder))
+    model = tiny.load_drafter(directory, target.decoder)
+    assert_same(model, tiny.load_drafter(tmp_path / "ours", target.decoder))
     assert diagnose(directory, target.directory).problems == ()
 
 
@@ -507,7 +507,7 @@ def test_angelslims_key_names_the_layers_before_the_taps(target, tmp_path: Path,
     taps = values.pop("eagle_aux_hidden_state_layer_ids")
     said = {"aux_hidden_states_layer_ids": [tap - 1 for tap in taps]}
     values |= {"eagle_config": said} if nested else said
-    config = load_drafter(write(tmp_path / "theirs", values, tensors), target.decoder).config
+    config = tiny.load_drafter(write(tmp_path / "theirs", values, tensors), target.decoder).config
     assert (list(config.taps), config.taps_named) == (taps, True)
 
 
@@ -515,7 +515,7 @@ def test_taps_that_no_key_names_are_said(target, tmp_path: Path):
     values, tensors = read(written(tmp_path / "ours", taps=(1, 2)))
     del values["eagle_aux_hidden_state_layer_ids"], values["num_aux_hidden_states"]
     with pytest.warns(UserWarning, match=r"names no aux layers, so \[1, 2\] are taken, vLLM's"):
-        load_drafter(write(tmp_path / "theirs", values, tensors), target.decoder)
+        tiny.load_drafter(write(tmp_path / "theirs", values, tensors), target.decoder)
 
 
 SIGNS = {
@@ -530,7 +530,7 @@ def test_any_sign_of_p_eagle_asks_for_its_mask_hidden(target, tmp_path: Path, si
     values, tensors = read(written(tmp_path / "ours", parallel=False))
     directory = write(tmp_path / "theirs", values | SIGNS[sign], tensors)
     with pytest.raises(InputError, match="a P-EAGLE drafter, and its files have no mask_hidden"):
-        load_drafter(directory, target.decoder)
+        tiny.load_drafter(directory, target.decoder)
     [problem] = diagnose(directory, target.directory).problems
     assert "no mask_hidden; export it again" in problem
 
@@ -539,7 +539,7 @@ def test_parallel_drafting_asks_for_a_mask_token(target, tmp_path: Path):
     values, tensors = read(written(tmp_path / "ours", parallel=False))
     directory = write(tmp_path / "theirs", {**values, "parallel_drafting": True}, tensors)
     with pytest.raises(InputError, match="a P-EAGLE drafter without a mask token id; set pard_t"):
-        load_drafter(directory, target.decoder)
+        tiny.load_drafter(directory, target.decoder)
 
 
 SLIDING = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 16}
@@ -573,7 +573,7 @@ def test_windows_are_those_that_vllm_reads(
     else:
         values |= said
     directory = write(tmp_path / "theirs", values, tensors)
-    layers = load_drafter(directory, target.decoder).config.transformer.layers
+    layers = tiny.load_drafter(directory, target.decoder).config.transformer.layers
     assert tuple(layer.attention.window for layer in layers) == widths
 
 
@@ -583,7 +583,7 @@ def test_windows_that_are_turned_off_are_told(target, tmp_path: Path, off: Value
     on = SLIDING | {"use_sliding_window": True}
     directory = write(tmp_path / "theirs", values | on | off, tensors)
     with pytest.warns(UserWarning, match="name windows, which its other keys turn off"):
-        model = load_drafter(directory, target.decoder)
+        model = tiny.load_drafter(directory, target.decoder)
     assert not any(layer.attention.window for layer in model.config.transformer.layers)
 
 
@@ -598,5 +598,5 @@ def test_windows_are_told(tmp_path: Path):
 def test_sections_of_multimodal_rotation_are_plain_in_text(target, tmp_path: Path, rope: Values):
     values, tensors = read(written(tmp_path / "ours"))
     values["rope_parameters"] = {**rope, "mrope_section": [4, 2, 2], "rope_theta": 10_000.0}
-    loaded = load_drafter(write(tmp_path / "theirs", values, tensors), target.decoder)
-    assert loaded.config == load_drafter(tmp_path / "ours", target.decoder).config
+    loaded = tiny.load_drafter(write(tmp_path / "theirs", values, tensors), target.decoder)
+    assert loaded.config == tiny.load_drafter(tmp_path / "ours", target.decoder).config

@@ -10,7 +10,6 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.selector import SelectorConfig
 from peagle.errors import InputError
@@ -71,11 +70,11 @@ MISFITS: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("name", MISFITS)
 def test_a_selector_that_does_not_fit(target, tmp_path: Path, name: str):
     directory = tiny.save_random_drafter(tmp_path / "drafter", CONFIG)
-    load_drafter(directory, target.decoder)
+    tiny.load_drafter(directory, target.decoder)
     change, message = MISFITS[name]
     change(directory / "correction")
     with pytest.raises(InputError, match=message) as caught:
-        load_drafter(directory, target.decoder)
+        tiny.load_drafter(directory, target.decoder)
     assert "\n" not in str(caught.value)
     found = diagnose(directory, target.directory)
     assert len(found.problems) == 1
@@ -88,7 +87,7 @@ def test_an_eagle3_drafter_has_nothing_to_correct(target, tmp_path: Path):
     shutil.copytree(corrected / "correction", sequential / "correction")
     message = "correction/ corrects mask slots, and an EAGLE-3 drafter has none; remove it"
     with pytest.raises(InputError, match=message):
-        load_drafter(sequential, target.decoder)
+        tiny.load_drafter(sequential, target.decoder)
     assert message in diagnose(sequential).problems
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from peagle.bench.pair import choose_pair, method_of
 from peagle.config import SamplingParams
-from peagle.drafters.dflash_checkpoint import is_dflash, load_dflash, read_block_config
+from peagle.drafters.dflash_checkpoint import is_dflash, read_block_config
 from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.methods import drafter_for, load_network, proposer_for
 from peagle.engine.engine import Engine
@@ -39,7 +39,7 @@ def engine_of(
     config = tiny.engine_config(max_model_len=96, **changes)
     if head is None:
         return tiny.engine(target, None, 0, resident, config)
-    return tiny.engine(target, drafter_for(load_dflash(head, target)), k, resident, config)
+    return tiny.engine(target, drafter_for(tiny.load_dflash(head, target)), k, resident, config)
 
 
 def drafts_of(engine: Engine, prompt: list[int]) -> list[list[int]]:
@@ -97,7 +97,7 @@ def test_drafts_depend_on_the_text_alone(target: Decoder, tmp_path: Path) -> Non
 def test_trees(target: Decoder, tmp_path: Path) -> None:
     head, params = heads.save_head(tmp_path, "second"), SamplingParams(max_tokens=12)
     expected = tiny.outputs(tiny.run(engine_of(target, None, False), heads.PROMPTS, params))
-    drafter = drafter_for(load_dflash(head, target))
+    drafter = drafter_for(tiny.load_dflash(head, target))
     config = tiny.engine_config(max_model_len=96, max_num_seqs=1)
     engine = Engine(target, drafter, K, config, num_tree_nodes=10)
     assert tiny.outputs(tiny.run(engine, heads.PROMPTS, params)) == expected
@@ -174,7 +174,7 @@ def test_what_does_not_run_is_refused(
 ) -> None:
     head = heads.save_head(tmp_path, "full", **changes)
     with pytest.raises(InputError, match=told) as refusal:
-        load_dflash(head, target)
+        tiny.load_dflash(head, target)
     assert "\n" not in str(refusal.value)
 
 
@@ -207,12 +207,12 @@ def test_another_drafter_is_none(target: Decoder, tmp_path: Path) -> None:
     other = tiny.save_random_drafter(tmp_path, tiny.drafter_config(True))
     assert not is_dflash(other)
     with pytest.raises(InputError, match="no DFlash head"):
-        load_dflash(other, target)
+        tiny.load_dflash(other, target)
 
 
 def test_it_may_be_rounded_to_fp8(target: Decoder, tmp_path: Path) -> None:
     head = heads.save_head(tmp_path, "full")
-    drafter = drafter_for(load_dflash(head, target, "fp8"))
+    drafter = drafter_for(tiny.load_dflash(head, target, "fp8"))
     params = SamplingParams(max_tokens=8)
     engine = tiny.engine(target, drafter, K, False, tiny.engine_config(max_model_len=96))
     expected = tiny.run(engine_of(target, None, False), heads.PROMPTS, params)
@@ -235,7 +235,7 @@ def test_a_mask_of_its_own_is_refused(target: Decoder, tmp_path: Path) -> None:
     head = heads.save_head(tmp_path, "full")
     (head / "mask_embedding.pt").touch()
     with pytest.raises(InputError, match=r"mask_embedding\.pt: not supported"):
-        load_dflash(head, target)
+        tiny.load_dflash(head, target)
 
 
 def test_it_is_measured_by_its_own_method(target: Decoder, tmp_path: Path) -> None:

@@ -5,9 +5,15 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import MASK, VOCAB, drafter_config, save_random_drafter, save_target
+from tiny import (
+    MASK,
+    VOCAB,
+    drafter_config,
+    load_drafter,
+    save_random_drafter,
+    save_target,
+)
 
-from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.kind import EAGLE3, PEAGLE
 from peagle.drafters.vocabulary import membership

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from peagle.config import SamplingParams
-from peagle.drafters.checkpoint import EMBEDDINGS, load_drafter, save_drafter
+from peagle.drafters.checkpoint import EMBEDDINGS, save_drafter
 from peagle.drafters.kind import PEAGLE
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig
@@ -176,7 +176,7 @@ def assert_as_designed(
     target: Any, directory: Path, config: DrafterConfig, ks: tuple[int | None, ...], **room: Any
 ) -> list[list[int]]:
     """Generate, then ask the reference for every draft that the engine saw. Returns the drafts."""
-    model = load_drafter(directory, target.decoder)
+    model = tiny.load_drafter(directory, target.decoder)
     drafter = Recording(drafter_for(model))
     engine = Engine(target.decoder, drafter, 5, tiny.engine_config(block_size=4, **room))
     for i, (prompt, k) in enumerate(zip(PROMPTS, ks, strict=True)):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from test_checkpoint import speculators_config
 
 from peagle.config import SamplingParams
-from peagle.drafters.checkpoint import load_drafter, save_drafter
+from peagle.drafters.checkpoint import save_drafter
 from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.kind import EAGLE3, PEAGLE
 from peagle.drafters.methods import drafter_for
@@ -87,7 +87,7 @@ def test_it_fits_its_target(head: Path, target: Path):
 
 
 def test_it_loads_as_what_it_is(head: Path, target: Path):
-    model = load_drafter(head, tiny.load_target(target), PEAGLE)
+    model = tiny.load_drafter(head, tiny.load_target(target), PEAGLE)
     attention = model.config.layer.attention
     assert (len(model.config.transformer.layers), attention.qk_norm) == (4, False)
     assert attention.rope == RopeConfig(500000.0, "llama3", 8.0, 64)
@@ -123,7 +123,7 @@ def test_an_eagle3_head_of_gemma4_drafts_for_it(eagle3: Path, tmp_path: Path):
     assert found.problems == ()
     assert found.facts["aux layers"] == "2, 4, 5"
     target = tiny.load_target(directory)
-    model = load_drafter(eagle3, target, EAGLE3)
+    model = tiny.load_drafter(eagle3, target, EAGLE3)
     stored = load_file(eagle3 / "model.safetensors")
     assert torch.equal(model.embed.weight, stored["embed_tokens.weight"].float())
     assert model.config.norm_before_residual

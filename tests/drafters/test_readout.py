@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from peagle.config import SamplingParams
-from peagle.drafters.checkpoint import load_drafter, save_drafter
+from peagle.drafters.checkpoint import save_drafter
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.proposer import Drafter
 from peagle.drafters.readout import Readout
@@ -199,14 +199,14 @@ def test_a_directory_with_a_correction_is_the_same_drafter_without_it(
     save_drafter(tmp_path / "saved", model, torch.float32)
     names = sorted(p.name for p in (tmp_path / "saved").iterdir())
     assert names == ["config.json", "correction", "model.safetensors"]
-    again = load_drafter(tmp_path / "saved", target.decoder)
+    again = tiny.load_drafter(tmp_path / "saved", target.decoder)
     assert again.config == model.config
     for name, parameter in model.named_parameters():
         assert torch.equal(dict(again.named_parameters())[name], parameter)
     for file in (tmp_path / "saved" / "correction").iterdir():
         file.unlink()
     (tmp_path / "saved" / "correction").rmdir()
-    plain = load_drafter(tmp_path / "saved", target.decoder)
+    plain = tiny.load_drafter(tmp_path / "saved", target.decoder)
     assert plain.config == replace(model.config, selector=None)
     with torch.no_grad():
         found = tiny.propose(drafter_for(plain), target.decoder, TOKENS, 4)

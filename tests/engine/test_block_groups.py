@@ -7,6 +7,7 @@ from random import Random
 import pytest
 import tiny
 import torch
+from blocks import check_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -197,7 +198,7 @@ def run(plan: Plan, longest: int) -> tuple[Book, Scheduler]:
             scheduler.abort(scheduler.running[0].id, "abort")
         scheduler.commit(book.exchange(scheduler.launch(scheduler.plan())))
         if number % 16 == 0:
-            scheduler.groups.check()
+            check_blocks(scheduler.groups)
     assert not scheduler.requests, "no progress"
     assert sum(scheduler.groups.free_by_group()) == scheduler.groups.num_blocks
     return book, scheduler

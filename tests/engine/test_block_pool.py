@@ -1,4 +1,5 @@
 import pytest
+from blocks import check_pool
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -60,7 +61,7 @@ class Pool(RuleBasedStateMachine):
 
     @invariant()
     def every_block_is_free_or_held(self) -> None:
-        self.pool.check()
+        check_pool(self.pool)
         held = {block for holder in self.holders for block in holder}
         assert self.pool.free_blocks == BLOCKS - len(held)
 
@@ -104,5 +105,5 @@ def test_what_is_disowned_is_found_by_nobody_and_given_back_by_its_last_holder()
     assert pool.match([b"own"]) == pool.match([b"shared"]) == []
     pool.release([own, shared])
     pool.release([shared])
-    pool.check()
+    check_pool(pool)
     assert pool.free_blocks == 3

@@ -331,7 +331,7 @@ def test_prompts_without_memory_come_in_smaller_chunks(targets, trained, monkeyp
 @pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
 def test_captured_parts_give_what_the_plain_runner_gives(method: str):
     """Batches of several sizes, requests that come and go, a prompt beyond the captured sizes."""
-    k, layers = (0, 0) if method == "none" else (4, 2)
+    k = 0 if method == "none" else 4
     params = [*params_of(method), SamplingParams(max_tokens=20), SamplingParams(max_tokens=7)]
     prompts = [PROMPTS[i % 4] for i in range(len(params))]
     prompts[2] = [(7 * j) % 500 for j in range(900)]
@@ -339,7 +339,7 @@ def test_captured_parts_give_what_the_plain_runner_gives(method: str):
     outputs = []
     for resident in (False, True):
         with tiny.on_device(resident):
-            engine = random_engine("tiny", method, k, layers, None, config)
+            engine = random_engine("tiny", method, k, None, config)
         requests = tiny.run(engine, prompts, params)
         bound = engine.add(
             "bound", PROMPTS[0], SamplingParams(max_tokens=20), EvenOnly(engine.facts.vocab_size)

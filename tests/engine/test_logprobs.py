@@ -374,13 +374,13 @@ def test_prompts_without_memory_are_scored_in_smaller_chunks(targets, trained, m
 def test_a_gpus_are_those_of_the_plain_runner(method: str, monkeypatch: pytest.MonkeyPatch):
     """In passes of one tile, of many, and of several strips."""
     monkeypatch.setattr(logprobs, "STRIP", 100)
-    k, layers = (0, 0) if method == "none" else (4, 2)
+    k = 0 if method == "none" else 4
     prompts = [[(i + 7 * j) % 500 for j in range(n)] for i, n in enumerate((5, 1000, 300))]
     config = EngineConfig(dtype="float32", device="cuda", max_num_seqs=6, kv_cache_memory=1 << 26)
     found = []
     for resident in (False, True):
         with tiny.on_device(resident):
-            engine = random_engine("tiny", method, k, layers, None, config)
+            engine = random_engine("tiny", method, k, None, config)
         found.append(tiny.run(engine, prompts, asking(logprobs=1)))
     for one, other in zip(*found, strict=True):
         assert one.output == other.output

@@ -1,5 +1,7 @@
 """Plans that hold no more than there is, where a request makes room for others."""
 
+from blocks import check_blocks
+
 from peagle.config import SamplingParams
 from peagle.engine.block_groups import BlockGroups, HeldBlocks
 from peagle.engine.block_pool import BlockPool
@@ -38,4 +40,4 @@ def test_a_block_that_a_request_passes_and_leaves_at_once_is_given_back_once():
     groups.release(second)
     [share] = plan.work
     groups.grow(first, share.fresh)
-    groups.check()
+    check_blocks(groups)

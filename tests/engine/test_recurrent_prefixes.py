@@ -2,6 +2,7 @@
 
 import pytest
 import tiny
+from blocks import check_blocks
 
 from peagle.config import SamplingParams
 from peagle.engine.block_pool import BlockPool
@@ -63,7 +64,7 @@ def test_requests_at_once_and_after_others_left(engine, expected):
     how = SamplingParams(max_tokens=NEW)
     for _ in range(3):
         assert tiny.outputs(tiny.run(engine, prompts, how)) == run(expected, *prompts)[0]
-    engine.blocks.check()
+    check_blocks(engine.blocks)
 
 
 def test_states_are_reused_oldest_first(targets, drafter_of, expected, monkeypatch):

@@ -8,7 +8,6 @@ import tiny
 
 from peagle.config import SamplingParams
 from peagle.engine.engine import Engine
-from peagle.engine.request import Status
 from peagle.engine.step import Outcome, Step
 
 Steps = list[list[tuple[str, int, int]]]
@@ -172,9 +171,10 @@ def test_the_highest_number_is_preempted(watched):
     least = engine.add("a", prompt(24, 0), ranked(1, **how))
     engine.step()
     first = engine.add("b", prompt(24, 1), ranked(0, **how))
-    while first.status is not Status.FINISHED:
+    while first.finish_reason is None:
         engine.step()
-    assert least.status is Status.WAITING
+    assert not least.running
+    assert least.finish_reason is None
     assert engine.stats.preemptions == 1
     tiny.finish(engine)
     assert least.output_length == 16
@@ -201,10 +201,11 @@ def test_the_youngest_is_preempted_and_comes_back_first(watched):
     assert engine.blocks.num_blocks == 16
     how = SamplingParams(max_tokens=16)
     old, young, last = (engine.add(name, prompt(24, i), how) for i, name in enumerate("abc"))
-    while old.status is not Status.FINISHED:
+    while old.finish_reason is None:
         engine.step()
-        assert old.status is not Status.WAITING, "the oldest never gives way"
-    assert young.status is Status.WAITING
+        assert old.running or old.finish_reason, "the oldest never gives way"
+    assert not young.running
+    assert young.finish_reason is None
     assert 0 < young.output_length < 16
     tiny.finish(engine)
     newest = next(step for step in steps if any(name == "c" for name, *_ in step))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tiny
+from blocks import check_blocks
 
 from peagle import SamplingParams
 from peagle.engine.engine import Engine
@@ -99,7 +100,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(engine: Engine, monke
         assert (idle.outputs, idle.stats.running, idle.stats.waiting) == ([], 0, 0)
         loop.take(Add("next", [5, 6, 7], HOW, None))
         assert tokens_of(front, "next") == 3
-    engine.blocks.check()
+    check_blocks(engine.blocks)
 
 
 def test_a_lost_device_ends_it(engine: Engine, monkeypatch):
@@ -125,7 +126,7 @@ def test_each_of_several_fronts_gets_what_is_its_own(engine: Engine):
             loop.take(Add(request_id, [5, 6, 7], HOW, None), theirs)
         assert tokens_by_request(first[0], 2) == {"0": 3, "2": 3}
         assert tokens_by_request(second[0], 1) == {"1": 3}
-    engine.blocks.check()
+    check_blocks(engine.blocks)
 
 
 def tokens_by_request(front: Channel, ends: int) -> dict[str, int]:
@@ -153,4 +154,4 @@ def test_a_front_that_ends_loses_its_requests_and_no_others(engine: Engine, monk
         assert tokens_by_request(second[0], 1) == {"1": 40}
         assert aborted.wait(60)
         assert not engine.busy
-    engine.blocks.check()
+    check_blocks(engine.blocks)

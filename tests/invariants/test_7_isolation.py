@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import tiny
+from blocks import check_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_pair import save_pair
@@ -68,7 +69,7 @@ def test_aborts_and_malformed_requests(
             prompt, how = MALFORMED[malformed[step]]
             with pytest.raises(InputError):
                 engine.add("bad", prompt, how)
-        engine.blocks.check()
+        check_blocks(engine.blocks)
         if not engine.busy:
             break
         engine.step()
@@ -114,8 +115,8 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 def whole(llm: LLM) -> Iterator[None]:
     """Afterwards nothing is left of any request."""
     yield
-    assert not llm.engine.busy
-    llm.engine.core.blocks.check()
+    assert not llm.engine.core.busy
+    check_blocks(llm.engine.core.blocks)
     assert sum(llm.engine.core.blocks.free_by_group()) == llm.engine.core.blocks.num_blocks
 
 

@@ -9,7 +9,6 @@ import pytest
 import tiny
 import torch
 
-from peagle.drafters.checkpoint import load_drafter
 from peagle.errors import InputError
 from peagle.models.families import FAMILIES, read_spec
 from peagle.models.loading import load_decoder
@@ -299,7 +298,7 @@ def test_a_drafter_of_a_target_with_experts_is_dense(tmp_path: Path):
     target = tiny.load_target(tiny.save_target(tmp_path / "target", "qwen3_moe"))
     tiny.save_random_drafter(tmp_path / "drafter", tiny.drafter_config(parallel=True))
     change_config(tmp_path / "drafter", lambda c: c.update(tiny.EXPERTS))
-    drafter = load_drafter(tmp_path / "drafter", target)
+    drafter = tiny.load_drafter(tmp_path / "drafter", target)
     assert isinstance(drafter.config.layer.feed_forward, MLPSpec)
 
 
@@ -401,5 +400,5 @@ def test_a_drafter_takes_rope_scaling_before_rope_parameters(tmp_path: Path, spe
     for nested in (False, True):
         more = {"transformer_layer_config": values} if nested else values
         change_config(drafter, lambda c, more=more: c.update(more))
-        found = load_drafter(drafter, target).config.layer.attention.rope
+        found = tiny.load_drafter(drafter, target).config.layer.attention.rope
         assert found == RopeConfig(700.0, "llama3", 8.0, 64)

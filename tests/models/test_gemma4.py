@@ -14,7 +14,6 @@ from test_loading import assert_weights_are_refused, change_tensors
 from torch import Tensor
 
 from peagle.config import SamplingParams
-from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.methods import drafter_for
 from peagle.errors import InputError
 from peagle.models.families import read_spec
@@ -237,7 +236,7 @@ def test_a_drafter_is_trained_for_it(recipe_for, tmp_path: Path, method: str):
     data = (str(tiny.save_answers(tmp_path / "answers.jsonl", target)),)
     recipe = recipe_for(tmp_path / "drafter", target=str(directory), data=data, method=method)
     prepare(recipe).run(lambda _: None)
-    model = load_drafter(tmp_path / "drafter", target)
+    model = tiny.load_drafter(tmp_path / "drafter", target)
     attention = model.config.layer.attention
     assert (attention.head_dim, attention.num_kv_heads) == (16, 2)
     assert attention.full

@@ -10,7 +10,6 @@ from test_families import Values, change_config
 from test_loading import assert_weights_are_refused
 
 from peagle.config import SamplingParams
-from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
@@ -144,7 +143,7 @@ def test_a_drafter_is_trained_for_it(directory: Path, recipe_for, tmp_path: Path
     recipe = recipe_for(tmp_path / "drafter", target=str(directory), steps=20)
     prepare(recipe).run(lambda _: None)
     target = tiny.load_target(directory)
-    model = load_drafter(tmp_path / "drafter", target)
+    model = tiny.load_drafter(tmp_path / "drafter", target)
     attention = model.config.layer.attention
     assert isinstance(model.config.layer.feed_forward, MLPSpec)
     assert attention.full

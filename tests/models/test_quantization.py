@@ -23,7 +23,7 @@ from peagle.models import loading
 from peagle.models.decoder import Decoder
 from peagle.models.families import decoder_rules, read_values
 from peagle.models.loading import check_decoder, load_decoder, load_layers, stored_bytes
-from peagle.ops.weight import QuantizedWeight, weights_of
+from peagle.ops.weight import QuantizedWeight, keep_activations, weights_of
 
 E4M3 = torch.float8_e4m3fn
 TOKENS = list(range(3, 60))
@@ -183,7 +183,7 @@ def test_whether_activations_may_be_rounded_too_is_the_files_word(directory: Pat
     quantize(directory, layout)
     assert activations(load_decoder(directory, torch.float32, tiny.CPU)) == {layout in DYNAMIC}
     kept = load_decoder(directory, torch.float32, tiny.CPU)
-    kept.set_arithmetic(quantize_activations=False, batch_invariant=False)
+    keep_activations(kept)
     assert activations(kept) == {False}
 
 

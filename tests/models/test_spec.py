@@ -16,7 +16,7 @@ from peagle.models.spec import (
     LayerSpec,
     MixtureSpec,
     MLPSpec,
-    ScaledSandwichSpec,
+    SandwichSpec,
 )
 from peagle.ops import residual
 from peagle.ops.cached_attention import QKVSpec, attend_reference, rotate
@@ -70,8 +70,8 @@ def test_layers_of_several_kinds_give_the_same_in_few_launches(attention: Sequen
     torch.testing.assert_close(run_fused(decoder, tokens), expected, atol=1e-5, rtol=1e-5)
 
 
-BESIDE = replace(EXPERTS, norm_topk_prob=True, activation="gelu_tanh")
-SANDWICH = LayerSpec(WIDE, MLPSpec(48, activation="gelu_tanh"), ScaledSandwichSpec())
+BESIDE = replace(EXPERTS, norm_topk_prob=True)
+SANDWICH = LayerSpec(WIDE, MLPSpec(48, activation="gelu_tanh"), SandwichSpec(scaled=True))
 
 
 @pytest.mark.parametrize(

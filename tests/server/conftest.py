@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import uvicorn
+from blocks import check_blocks
 from openai import OpenAI
 
 from peagle import LLM, AsyncLLM, EngineConfig, SpeculativeConfig
@@ -47,11 +48,11 @@ class Running:
     def wait_until_idle(self, seconds: float = 120.0) -> None:
         """Fail unless every request and block is freed in time."""
         engine, end = self.service.llm.engine, time.monotonic() + seconds
-        while engine.busy or self.service.admitted:
+        while engine.core.busy or self.service.admitted:
             assert time.monotonic() < end, "a request was left behind"
             time.sleep(0.01)
         blocks = engine.core.blocks
-        blocks.check()
+        check_blocks(blocks)
         assert sum(blocks.free_by_group()) == blocks.num_blocks
 
 

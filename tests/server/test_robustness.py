@@ -143,7 +143,7 @@ def test_a_client_that_leaves_frees_its_blocks_at_once(
     engine = server.service.llm.engine
     with caplog.at_level("INFO", logger="peagle.server"):
         connection = begin(server, LONG, request_id="left-while-read")
-        assert engine.busy
+        assert engine.core.busy
         connection.close()
         server.wait_until_idle()
         [request] = logged(caplog, "left-while-read")
@@ -156,7 +156,7 @@ def test_a_client_that_leaves_before_its_answer_frees_its_blocks(server: Running
     engine = server.service.llm.engine
     connection = HTTPConnection("127.0.0.1", server.port)
     connection.request("POST", "/v1/completions", json.dumps(LONG), HEADERS)
-    while not engine.busy:
+    while not engine.core.busy:
         time.sleep(0.01)
     connection.close()
     server.wait_until_idle()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import EMBEDDINGS, HEAD
-from peagle.drafters.dflash_checkpoint import load_dflash, read_dflash, save_dflash
+from peagle.drafters.dflash_checkpoint import read_dflash, save_dflash
 from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
@@ -66,7 +66,7 @@ def test_every_draft_has_the_logits_that_serving_has(
     own_target: Decoder, tmp_path: Path, name: str
 ) -> None:
     """Chain (a, 0 ... K-1) stands for the drafts behind x_0 ... x_{a+1}, in any segments."""
-    model = load_dflash(heads.save_head(tmp_path, name), own_target)
+    model = tiny.load_dflash(heads.save_head(tmp_path, name), own_target)
     batch = batch_of(DOCUMENTS[:1], 33)
     features = target_features(own_target, batch, model.config.taps)
     chains = drawn(batch)
@@ -167,7 +167,7 @@ def test_a_run_learns_and_its_head_is_served(targets: Any, recipe_for: Any, tmp_
     assert found.config is not None
     layers = found.config.transformer.attention.values()
     assert [(each.window, each.causal) for each in layers] == [(40, True), (None, False)]
-    head = drafter_for(load_dflash(tmp_path / "out", target))
+    head = drafter_for(tiny.load_dflash(tmp_path / "out", target))
     params, prompts = SamplingParams(max_tokens=16), [[i, 3, i] for i in range(6)]
     requests = tiny.run(Engine(target, head, 4, tiny.engine_config()), prompts, params)
     plain = tiny.run(Engine(target, None, 0, tiny.engine_config()), prompts, params)

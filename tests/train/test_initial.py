@@ -4,7 +4,7 @@ import pytest
 import tiny
 import torch
 
-from peagle.drafters.checkpoint import load_drafter, save_drafter
+from peagle.drafters.checkpoint import save_drafter
 from peagle.errors import InputError
 from peagle.models.loading import load_decoder
 from peagle.ops.rope import RopeConfig
@@ -45,7 +45,7 @@ def test_a_drafter_for_every_family_is_read_as_it_was_written(
     target = targets[family].decoder
     model = initial_drafter(recipe_for(tmp_path / "out"), target, ROWS)
     save_drafter(tmp_path / "drafter", model, torch.float32)
-    assert load_drafter(tmp_path / "drafter", target).config == model.config
+    assert tiny.load_drafter(tmp_path / "drafter", target).config == model.config
     layer = model.config.layer
     assert layer.norms.eps == pytest.approx(
         targets[family].peer.config.get_text_config().rms_norm_eps
@@ -83,7 +83,7 @@ def test_the_layers_that_slide_are_written_as_they_train(targets, recipe_for, tm
     keys = {"num_hidden_layers": 3, "sliding_window": 8, "full_attention_layers": (1,)}
     model = initial_drafter(recipe_for(tmp_path / "out", **keys), targets["easy"].decoder, ROWS)
     save_drafter(tmp_path / "drafter", model)
-    written = load_drafter(tmp_path / "drafter", targets["easy"].decoder).config
+    written = tiny.load_drafter(tmp_path / "drafter", targets["easy"].decoder).config
     assert [heads.window for heads in written.transformer.attention.values()] == [8, None, 8]
 
 
@@ -137,7 +137,7 @@ def test_a_drafter_to_train_on_from(targets, trained, recipe_for, tmp_path: Path
         model = initial_drafter(
             recipe_for(tmp_path / "out", **shape, **start, **more), target, ROWS
         )
-        kept = dict(load_drafter(run.output, target).named_parameters())
+        kept = dict(tiny.load_drafter(run.output, target).named_parameters())
         for name, parameter in model.named_parameters():
             if "selector" not in name:
                 assert torch.equal(parameter, kept[name]), name

@@ -14,7 +14,6 @@ from sweeps import at_night
 from torch import Tensor
 
 from peagle.config import SamplingParams
-from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
@@ -350,7 +349,7 @@ def test_a_reduced_vocabulary_is_trained_and_drafts_target_ids(targets, recipe_f
     recipe = recipe_for(tmp_path / "out", draft_vocab_size=48, steps=40)
     report = one_report(prepare(recipe))
     assert report.estimate is not None
-    model = load_drafter(tmp_path / "out", targets["easy"].decoder)
+    model = tiny.load_drafter(tmp_path / "out", targets["easy"].decoder)
     assert model.config.draft_vocab_size == 48
     engine = Engine(targets["easy"].decoder, drafter_for(model), 4, tiny.engine_config())
     requests = tiny.run(engine, [[i, 3, i] for i in range(8)], SamplingParams(max_tokens=30))
@@ -597,7 +596,7 @@ def test_a_selector_trained_alone_leaves_the_drafter_as_it_is(
     one, other = (load_file(d / "model.safetensors") for d in (started, tmp_path / "out"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    model = load_drafter(tmp_path / "out", targets["easy"].decoder)
+    model = tiny.load_drafter(tmp_path / "out", targets["easy"].decoder)
     engine = Engine(targets["easy"].decoder, drafter_for(model), 4, tiny.engine_config())
     plain = Engine(targets["easy"].decoder, trained["peagle"].drafter, 4, tiny.engine_config())
     params, prompts = SamplingParams(max_tokens=30), [[i, 3, i] for i in range(8)]

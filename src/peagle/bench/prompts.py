@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from peagle.errors import InputError, reason
+from peagle.errors import InputError, about, reason
 from peagle.models.chat_template import render_chat
 from peagle.train.sources import Record, read_records
 
@@ -106,10 +106,8 @@ def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
 
 def _prompts(path: str) -> Iterator[Prompt]:
     for place, record in _records(path):
-        try:
+        with about(place):
             prompt = _from_record(record)
-        except InputError as error:
-            raise InputError(f"{place}: {error}") from None
         yield replace(prompt, place=place)
 
 

@@ -69,15 +69,13 @@ def random_proposer(shape: Shape, method: str, target: Decoder) -> Drafter | Non
         return random_mtp(target, shape.weights)
     if method == "dflash":
         return random_block(shape, target)
-    like, layers = target.embed.weight, DRAFT_LAYERS[method]
-    return random_drafter(shape, method == "peagle", layers, like.device, like.dtype)
+    like = target.embed.weight
+    return random_drafter(shape, method, like.device, like.dtype)
 
 
-def random_drafter(
-    shape: Shape, parallel: bool, layers: int, device: torch.device, dtype: torch.dtype
-) -> Drafter:
-    """A dense drafter with random weights for a shape's target."""
-    model = _draft_model(shape, parallel, layers, shape.target.max_length)
+def random_drafter(shape: Shape, method: str, device: torch.device, dtype: torch.dtype) -> Drafter:
+    """A dense drafter with random weights for a shape's target. method: of `DRAFT_LAYERS`."""
+    model = _draft_model(shape, method, shape.target.max_length)
     RandomWeights(device, dtype).fill(model)
     return drafter_for(model)
 
@@ -123,14 +121,15 @@ def _block_model(shape: Shape, target: Decoder) -> BlockModel:
     return model
 
 
-def draft_config(shape: Shape, parallel: bool, layers: int) -> DrafterConfig:
+def draft_config(shape: Shape, method: str) -> DrafterConfig:
     """The drafter of a shape's target: a plain decoder with the heads of its first layer."""
-    target = shape.target
+    target, parallel = shape.target, method == "peagle"
     heads = replace(heads_like(target), qk_norm=False)
     layer = LayerSpec(heads, MLPSpec(shape.draft_intermediate_size))
     sizes = target.vocab_size, target.hidden_size
+    layers = DRAFT_LAYERS[method] * (layer,)
     return DrafterConfig(
-        transformer=DecoderSpec(*sizes, layers * (layer,), max_length=target.max_length),
+        transformer=DecoderSpec(*sizes, layers, max_length=target.max_length),
         target_hidden_size=target.hidden_size,
         taps=default_taps(len(target.layers)),
         draft_vocab_size=shape.draft_vocab_size,
@@ -139,24 +138,24 @@ def draft_config(shape: Shape, parallel: bool, layers: int) -> DrafterConfig:
     )
 
 
-def _draft_model(shape: Shape, parallel: bool, layers: int, max_length: int) -> DraftModel:
+def _draft_model(shape: Shape, method: str, max_length: int) -> DraftModel:
     """A drafter without weights."""
     with torch.device("meta"):
-        return DraftModel(draft_config(shape, parallel, layers), max_length)
+        return DraftModel(draft_config(shape, method), max_length)
 
 
-def weight_bytes(name: str, method: str, layers: int, dtype: torch.dtype) -> int:
+def weight_bytes(name: str, method: str, dtype: torch.dtype) -> int:
     """Bytes of a shape's target, in its format, and of its drafter."""
     shape = shape_of(name)
-    drafter = _draft_parameters(shape, method, layers) * dtype.itemsize
+    drafter = _draft_parameters(shape, method) * dtype.itemsize
     return target_bytes(shape.target, dtype, shape.weights) + drafter
 
 
-def _draft_parameters(shape: Shape, method: str, layers: int) -> int:
+def _draft_parameters(shape: Shape, method: str) -> int:
     if method == "none":
         return 0
-    if method in ("peagle", "eagle3"):
-        model: Network = _draft_model(shape, method == "peagle", layers, max_length=1)
+    if method in DRAFT_LAYERS:
+        model: Network = _draft_model(shape, method, max_length=1)
         return sum(value.numel() for value in model.parameters())
     with torch.device("meta"):
         target = Decoder(shape.target, max_length=1)

@@ -9,13 +9,7 @@ from typing import Any
 from peagle.bench.case import Case, Setup
 from peagle.bench.load import Exchange
 from peagle.bench.random_weights import Weights, random_target
-from peagle.bench.shapes import (
-    DRAFT_LAYERS,
-    random_prompts,
-    random_proposer,
-    shape_of,
-    weight_bytes,
-)
+from peagle.bench.shapes import random_prompts, random_proposer, shape_of, weight_bytes
 from peagle.bench.target import holding, of_setup
 from peagle.config import EngineConfig, SamplingParams
 from peagle.device import free_memory, gib, resolve_device, resolve_dtype
@@ -56,8 +50,8 @@ def require_room(
     free: bytes that can still be allocated; None looks, which on a GPU opens a context.
     """
     device = resolve_device(device_name)
-    kind, layers = resolve_dtype(dtype, device), DRAFT_LAYERS
-    needed = max(weight_bytes(shape, each, layers.get(each, 0), kind) for each in methods)
+    kind = resolve_dtype(dtype, device)
+    needed = max(weight_bytes(shape, each, kind) for each in methods)
     if device.type == "cpu":
         needed *= 2  # a product's weights are kept once more, laid out for it
     free = free_memory(device) if free is None else free

@@ -2,18 +2,19 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from peagle.cli.tables import print_table
-
-if TYPE_CHECKING:
-    from peagle.train.packing import PackedRows
-    from peagle.train.plan import Forecast
-    from peagle.train.recipe import Recipe
+from peagle.drafters.diagnosis import foreign_facts
+from peagle.train.packing import PackedRows
+from peagle.train.plan import Forecast
+from peagle.train.prepare import FINISHED
+from peagle.train.recipe import Recipe
+from peagle.train.snapshot import is_finished
 
 SIZES = ((2**30, "GiB"), (2**20, "MiB"))
 TIMES = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
@@ -21,12 +22,8 @@ Row = tuple[str, ...]
 Units = tuple[tuple[float, str], ...]
 
 
-def print_plan(recipe: "Recipe") -> None:
+def print_plan(recipe: Recipe) -> None:
     """Print what a recipe amounts to; nothing is written. Raises `InputError` as `Plan.of`."""
-    from peagle.train.plan import Forecast
-    from peagle.train.prepare import FINISHED
-    from peagle.train.snapshot import is_finished
-
     plan, console = Forecast.of(recipe), Console()
     _print(console, "Recipe", _recipe(plan))
     _print(console, "Target", _target(plan))
@@ -53,16 +50,14 @@ def _print(console: Console, title: str, rows: Iterable[Row], *columns: str) -> 
     console.print()
 
 
-def _recipe(plan: "Forecast") -> Iterable[Row]:
+def _recipe(plan: Forecast) -> Iterable[Row]:
     given = plan.recipe.model_fields_set
     for key, value in plan.resolved().items():
         yield key, _text(value) + ("" if key in given else "  [dim](default)[/]")
 
 
-def _target(plan: "Forecast") -> Iterable[Row]:
+def _target(plan: Forecast) -> Iterable[Row]:
     """What computes the features; of a target that peagle does not run, who does."""
-    from peagle.drafters.diagnosis import foreign_facts
-
     yield "features by", plan.teacher.computed_by(plan.dtype)
     for told in foreign_facts(plan.teacher.directory).values():
         yield "served", told
@@ -77,7 +72,7 @@ def _text(value: Any) -> str:
     return escape(str(value))
 
 
-def _data(plan: "Forecast") -> Iterable[Row]:
+def _data(plan: Forecast) -> Iterable[Row]:
     recipe = plan.recipe
     epochs = recipe.steps * recipe.rows_per_step / len(plan.training)
     yield "read", str(plan.summary)
@@ -91,21 +86,21 @@ def _data(plan: "Forecast") -> Iterable[Row]:
         yield "features", f"{_in_unit(plan.disk, plan.disk, SIZES)} on disk"
 
 
-def _packed(rows: "PackedRows") -> str:
+def _packed(rows: PackedRows) -> str:
     documents = [document for row in rows.documents for document in row]
     share = sum(len(document.tokens) for document in documents) / rows.tokens.numel()
     shape = f"{len(rows):,} rows of {rows.length:,}"
     return f"{len(documents):,} documents in {shape}, {share:.1%} full"
 
 
-def _elements(plan: "Forecast") -> Iterable[Row]:
+def _elements(plan: Forecast) -> Iterable[Row]:
     for depth, (share, count) in enumerate(zip(plan.shares, plan.step.loss_elements, strict=True)):
         yield str(depth), f"{share:.3f}", f"{count:,}"
     yield "in the loss", "", f"{sum(plan.step.loss_elements):,}"
     yield "through the layers", "", f"{plan.through:,}"
 
 
-def _parameters(plan: "Forecast") -> Iterable[Row]:
+def _parameters(plan: Forecast) -> Iterable[Row]:
     parts = plan.parameters()
     for part, numbers in parts.items():
         yield part, f"{numbers.trained:,}", f"{numbers.frozen:,}"
@@ -113,7 +108,7 @@ def _parameters(plan: "Forecast") -> Iterable[Row]:
     yield "in all", f"{trained:,}", f"{sum(numbers.frozen for numbers in parts.values()):,}"
 
 
-def _memory(plan: "Forecast") -> Iterable[Row]:
+def _memory(plan: Forecast) -> Iterable[Row]:
     parts = plan.memory()
     whole = sum(parts.values())
     for part, size in parts.items():
@@ -123,7 +118,7 @@ def _memory(plan: "Forecast") -> Iterable[Row]:
         yield "the device has", _in_unit(plan.capacity, whole, SIZES)
 
 
-def _time(plan: "Forecast") -> Iterable[Row]:
+def _time(plan: Forecast) -> Iterable[Row]:
     rate, parts = plan.measure_rate(), plan.operations()
     step = plan.seconds(sum(parts.values()), rate)
     for part, operations in parts.items():

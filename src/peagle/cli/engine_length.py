@@ -2,13 +2,21 @@
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
+import httpx2
+import torch
+
+from peagle.bench.measures import acceptance_length
+from peagle.bench.rounds import give_back
+from peagle.bench.server import authorized
+from peagle.bench.server_metrics import DraftCounts
+from peagle.completion import check_finished
+from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.errors import InputError
-
-if TYPE_CHECKING:
-    from peagle.train.packing import PackedRows
-    from peagle.train.recipe import Recipe
+from peagle.llm import LLM
+from peagle.server_url import server_url
+from peagle.train.packing import PackedRows
+from peagle.train.recipe import Recipe
 
 PROMPTS, TOKENS = 32, 128
 """Most held-out prompts, and most tokens of each answer."""
@@ -16,26 +24,18 @@ SECONDS = 600.0
 """Longest wait for a server's answer."""
 
 
-def held_out_prompts(validation: "PackedRows") -> list[tuple[int, ...]]:
+def held_out_prompts(validation: PackedRows) -> list[tuple[int, ...]]:
     """The first held-out conversations' prompts: what comes before the first response."""
     documents = (document for row in validation.documents for document in row)
     return list(islice((document.prompt for document in documents if document.prompt), PROMPTS))
 
 
-def measure_engine(recipe: "Recipe", prompts: Sequence[tuple[int, ...]]) -> float:
+def measure_engine(recipe: Recipe, prompts: Sequence[tuple[int, ...]]) -> float:
     """Answer prompts with the target and the drafter in the recipe's output, at K_train.
 
     Raises `InputError` if the engine cannot. The trainer must be freed before: there is no room
     for a large target twice.
     """
-    import torch
-
-    from peagle import LLM, SamplingParams, SpeculativeConfig
-    from peagle.bench.measures import acceptance_length
-    from peagle.bench.rounds import give_back
-    from peagle.completion import check_finished
-    from peagle.config import EngineConfig
-
     give_back()
     drafter = SpeculativeConfig(
         model=recipe.output,
@@ -57,12 +57,6 @@ def measure_server(url: str, prompts: Sequence[tuple[int, ...]]) -> float:
 
     Raises `InputError` for a server that does not answer, or that counts no drafts.
     """
-    import httpx2
-
-    from peagle.bench.server import authorized
-    from peagle.bench.server_metrics import DraftCounts
-    from peagle.server_url import server_url
-
     root = server_url(url)
     try:
         with httpx2.Client(timeout=SECONDS, headers=authorized(), base_url=root) as client:

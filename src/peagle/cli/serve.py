@@ -285,10 +285,8 @@ def _read_template(given: str | None) -> str | None:
     try:
         template = given if "{{" in given or "{%" in given else Path(given).read_text()
         check_syntax(template)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, InputError) as error:
         raise InputError(f"--chat-template {given}: {reason(error)}") from None
-    except InputError as error:
-        raise InputError(f"--chat-template {given}: {error}") from None
     return template
 
 

@@ -46,9 +46,7 @@ class Synthetic(Flags):
         if "mtp" in methods and not shape.target.recurrent:
             raise InputError(f"shape {self.shape} has no head of its own; leave out mtp")
         return {
-            method: draft_config(shape, method == "peagle", DRAFT_LAYERS[method])
-            if method in DRAFT_LAYERS
-            else block_config(shape)
+            method: draft_config(shape, method) if method in DRAFT_LAYERS else block_config(shape)
             for method in methods
             if method in ("dflash", *DRAFT_LAYERS)
         }

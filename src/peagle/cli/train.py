@@ -23,10 +23,10 @@ from peagle.cli.interrupts import INTERRUPTED
 from peagle.cli.options import use_threads
 from peagle.cli.progress import progress_bar
 from peagle.cli.trackers import Tracking, need
+from peagle.cli.training_log import TrainingLog, log_directory
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
-    from peagle.cli.training_log import TrainingLog
     from peagle.train.estimate import Estimate
     from peagle.train.recipe import Recipe
     from peagle.train.snapshot import Progress
@@ -112,7 +112,6 @@ def _help_training(recipe: "Recipe") -> None:
 def _measure(recipe: "Recipe", tracking: Tracking, url: str | None) -> None:
     """Measure a drafter whose training is over, since a server can serve it only now."""
     from peagle.cli.engine_length import held_out_prompts
-    from peagle.cli.training_log import TrainingLog, log_directory
     from peagle.train.prepare import Preflight
 
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
@@ -127,7 +126,6 @@ def _measure(recipe: "Recipe", tracking: Tracking, url: str | None) -> None:
 def _train(recipe: "Recipe", tracking: Tracking, url: str | None) -> None:
     """Train, and say how it ended."""
     from peagle.cli.engine_length import held_out_prompts
-    from peagle.cli.training_log import TrainingLog, log_directory
     from peagle.device import resolve_device
     from peagle.train.prepare import prepare
 
@@ -155,7 +153,7 @@ def _train(recipe: "Recipe", tracking: Tracking, url: str | None) -> None:
         _check_estimate(recipe, length, prompts, log, console, url)
 
 
-def _run(trainer: "Trainer", log: "TrainingLog", console: Console, start: int) -> "Progress | None":
+def _run(trainer: "Trainer", log: TrainingLog, console: Console, start: int) -> "Progress | None":
     """Run with a bar; None if interrupted."""
     try:
         with showing_reports(console, trainer.recipe.steps, start) as show, _stopping(trainer):
@@ -173,7 +171,7 @@ def _check_estimate(
     recipe: "Recipe",
     estimated: float | None,
     prompts: "list[tuple[int, ...]]",
-    log: "TrainingLog",
+    log: TrainingLog,
     console: Console,
     url: str | None,
 ) -> bool:

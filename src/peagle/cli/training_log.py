@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,17 +84,15 @@ class TrainingLog:
         _replace(self._directory / RECIPE, text)
 
     def _entry(self, report: "Telemetry") -> Entry:
+        from peagle.train.estimate import Estimate
         from peagle.train.trainer import rate
 
-        estimate, recipe = report.estimate, self._recipe
+        recipe, figures = self._recipe, [figure.name for figure in fields(Estimate)]
         return {
             "step": report.step,
             "loss": report.loss,
             "learning_rate": recipe.learning_rate * rate(recipe, report.step - 1),
-            "acceptance_length": estimate.acceptance_length if estimate else None,
-            "accuracy": list(estimate.accuracy) if estimate else None,
-            "drawn_acceptance_length": estimate.drawn_acceptance_length if estimate else None,
-            "drawn_accuracy": list(estimate.drawn_accuracy) if estimate else None,
+            **(vars(report.estimate) if report.estimate else dict.fromkeys(figures)),
             "best": report.best,
             **self._now(),
         }

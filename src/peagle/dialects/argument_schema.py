@@ -179,7 +179,8 @@ class Option:
         lists = [*map(_items, self.given("enum")), *([one] for one in self.given("const"))]
         if not lists:
             return None
-        return [value for value in lists[0] if self._has(value) and all(value in x for x in lists)]
+        fitting = (value for value in lists[0] if self.types & _type_of(value))
+        return [value for value in fitting if all(value in others for others in lists)]
 
     @property
     def names(self) -> list[str]:
@@ -220,9 +221,6 @@ class Option:
         parts = map(_list_parts, self.conditions)
         found = [first[place] if place < len(first) else rest for first, rest in parts]
         return ArgumentSchema({"allOf": found}, self.document)
-
-    def _has(self, value: Any) -> bool:
-        return not self.types.isdisjoint(_type_of(value))
 
 
 @dataclass(frozen=True)

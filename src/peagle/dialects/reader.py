@@ -35,7 +35,7 @@ class Reader:
         each: bool = False,
     ) -> None:
         self._parser, self._markers, self._detokenizer = parser, markers, detokenizer
-        self._spelled = SpelledMarkers(markers.spelled) if markers.spelled else None
+        self._spelled = SpelledMarkers(markers.spelled)
         self._stops, self._least = stops, min_tokens
         self._each = each or stops is not None
         self._most_calls = most_calls
@@ -144,15 +144,10 @@ class Reader:
     def _flush(self) -> None:
         """Say the text that was held back, since it ends here."""
         self._say(self._text(self._detokenizer.flush()))
-        if self._spelled is not None:
-            self._say(self._parser.text(self._spelled.release()))
+        self._say(self._parser.text(self._spelled.release()))
 
-    def _text(self, text: str) -> Iterable[Event]:
-        return self._parser.text(text) if self._spelled is None else self._marked(text)
-
-    def _marked(self, text: str) -> Iterator[Event]:
-        """The events of text that may spell markers."""
-        assert self._spelled is not None
+    def _text(self, text: str) -> Iterator[Event]:
+        """The events of text, which may spell markers."""
         for part, name in self._spelled.feed(text):
             yield from self._parser.text(part)
             if name is not None:

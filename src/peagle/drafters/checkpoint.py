@@ -19,16 +19,16 @@ from peagle.drafters.config_file import (
     read_drafter_config,
 )
 from peagle.drafters.correction import (
+    FOLDER,
     save_selector,
     selector_problems,
     selector_rules,
-    selector_tensors,
 )
 from peagle.drafters.kind import PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.drafters.network import Network, NetworkConfig
 from peagle.drafters.vocabulary import doubts, membership
-from peagle.errors import InputError
+from peagle.errors import InputError, about, refuse
 from peagle.files import replacing_directory
 from peagle.models.ends import Ends
 from peagle.models.families.tensors import Place
@@ -38,7 +38,6 @@ from peagle.models.quantization import Quantization, read_quantization
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     TensorRule,
-    about,
     assemble,
     disassemble,
     read_json,
@@ -80,16 +79,6 @@ def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -
     return [rule for rule in rules if rule.theirs[0] not in shared]
 
 
-def load_drafter(
-    directory: Path,
-    target: Ends,
-    kind: Kind | None = None,
-    quantization: DrafterFormat | None = None,
-) -> DraftModel:
-    """A drafter ready for inference, rounded if asked. Otherwise as `read_drafter`."""
-    return ready(read_drafter(directory, target, kind), quantization)
-
-
 def ready(model: N, quantization: DrafterFormat | None) -> N:
     """A network for inference, rounded if asked."""
     model.requires_grad_(False).eval()
@@ -113,9 +102,9 @@ def read_drafter(
     if is_whole_model(tensors):
         raise InputError(f"{directory}: {WHOLE_MODEL}")
     problems = config_problems(config, target.spec) + kind_problems(config, tensors, kind)
-    if problems := problems + feature_problems(config, tensors):
-        raise InputError(f"{directory} does not fit its target: " + "; ".join(problems))
-    corrections = selector_tensors(directory) if config.selector else {}
+    problems += feature_problems(config, tensors)
+    refuse(f"{directory} does not fit its target", problems)
+    corrections = read_tensors(directory / FOLDER) if config.selector else {}
     if config.selector and (problems := selector_problems(config, corrections)):
         raise InputError(f"{directory}: {problems[0]}")
     with torch.device("meta"):

@@ -22,7 +22,6 @@ from peagle.models.weights import (
     finite,
     mismatches,
     read_json,
-    read_tensors,
     save_tensors,
     shortened,
 )
@@ -77,11 +76,6 @@ def selector_problems(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> l
     broken = [name for name, value in tensors.items() if not finite(value)]
     problems += [f"NaN or infinite values in {shortened(broken)}"] if broken else []
     return [f"{FOLDER}/ does not fit: {'; '.join(problems)}; {ADVICE}"] if problems else []
-
-
-def selector_tensors(directory: Path) -> dict[str, Tensor]:
-    """The tensors of a drafter's selector. Raises `InputError` for a damaged file."""
-    return read_tensors(directory / FOLDER)
 
 
 def save_selector(

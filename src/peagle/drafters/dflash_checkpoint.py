@@ -15,7 +15,6 @@ from peagle.drafters.checkpoint import (
     HEAD,
     T2D,
     filled,
-    ready,
     shared_tensors,
     write_network,
 )
@@ -23,7 +22,7 @@ from peagle.drafters.config_file import SPECULATORS, config_problems, draft_wind
 from peagle.drafters.correction import selector_rules
 from peagle.drafters.dflash import BlockConfig, BlockModel, ConvSpec, default_block_taps
 from peagle.drafters.selector import SelectorConfig
-from peagle.errors import InputError
+from peagle.errors import InputError, about, refuse
 from peagle.files import replacing_directory
 from peagle.models.ends import Ends
 from peagle.models.families import qwen3
@@ -39,13 +38,11 @@ from peagle.models.families.tensors import layer as layer_tensors
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     TensorRule,
-    about,
     disassemble,
     mismatches,
     read_json,
     read_tensors,
 )
-from peagle.speculative_config import DrafterFormat
 
 ARCHITECTURES = "DFlashDraftModel", "DFlash2DraftModel"
 ALGORITHMS = "dflash", "dflash2"
@@ -237,13 +234,6 @@ def block_problems(
     return problems
 
 
-def load_dflash(
-    directory: Path, target: Ends, quantization: DrafterFormat | None = None
-) -> BlockModel:
-    """A head ready for inference, rounded if asked. Otherwise as `read_dflash`."""
-    return ready(read_dflash(directory, target), quantization)
-
-
 def read_dflash(directory: Path, target: Ends, max_length: int | None = None) -> BlockModel:
     """A head, which shares with its target what its own file leaves out.
 
@@ -253,8 +243,7 @@ def read_dflash(directory: Path, target: Ends, max_length: int | None = None) ->
         raise InputError(f"{directory} is no DFlash head; give method eagle3")
     config = read_block_config(directory, target.spec)
     tensors = published_names(read_tensors(directory))
-    if problems := block_problems(config, target.spec, tensors):
-        raise InputError(f"{directory} does not fit its target: " + "; ".join(problems))
+    refuse(f"{directory} does not fit its target", block_problems(config, target.spec, tensors))
     with torch.device("meta"):
         model = BlockModel(config, max_length or target.max_length)
     with about(directory):

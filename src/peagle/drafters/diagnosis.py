@@ -25,7 +25,7 @@ from peagle.drafters.checkpoint import (
     vocabulary_doubts,
 )
 from peagle.drafters.config_file import config_problems, read_drafter_config
-from peagle.drafters.correction import FOLDER, selector_problems, selector_tensors
+from peagle.drafters.correction import FOLDER, selector_problems
 from peagle.drafters.dflash_checkpoint import block_problems, published_names, read_block_config
 from peagle.drafters.kind import DFLASH, MTP, PEAGLE, Kind
 from peagle.drafters.methods import kind_shown
@@ -47,6 +47,7 @@ from peagle.models.weights import (
     mismatches,
     read_json,
     read_tensor_file,
+    read_tensors,
     safetensors_files,
     shortened,
 )
@@ -100,7 +101,7 @@ def diagnose(directory: Path, target: Path | None = None, kind: Kind | None = No
         unfit = partial(_tensor_problems, directory, config, shape, tensors)
         problems += misread or _attempt(unfit, problems) or []
     if config.selector is not None:
-        corrections = _attempt(lambda: selector_tensors(directory), problems)
+        corrections = _attempt(lambda: read_tensors(directory / FOLDER), problems)
         problems += [] if corrections is None else selector_problems(config, corrections)
     facts = {**_config_facts(config, tensors), **_weight_facts(tensors)}
     return Diagnosis(facts, tuple(problems), config)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from peagle.drafters.checkpoint import load_drafter
+from peagle.drafters.checkpoint import read_drafter, ready
 from peagle.drafters.dflash import DFlash
-from peagle.drafters.dflash_checkpoint import is_dflash, load_dflash
+from peagle.drafters.dflash_checkpoint import is_dflash, read_dflash
 from peagle.drafters.kind import DFLASH, MTP, PEAGLE, Kind, kind_asked
 from peagle.drafters.lookup import Lookup
 from peagle.drafters.mtp import is_mtp, load_mtp
@@ -52,9 +52,10 @@ def load_network(speculation: SpeculativeConfig, directory: Path, target: Decode
     if speculation.method == MTP.method:
         return load_mtp(place, target)
     if speculation.method == DFLASH.method:
-        return load_dflash(place, target, speculation.quantization)
-    kind = kind_asked(speculation.parallel_drafting)
-    return load_drafter(place, target, kind, speculation.quantization)
+        network: Network = read_dflash(place, target)
+    else:
+        network = read_drafter(place, target, kind_asked(speculation.parallel_drafting))
+    return ready(network, speculation.quantization)
 
 
 def proposer_for(

@@ -18,7 +18,7 @@ from peagle.drafters.checkpoint import head_for_drafts, write_network
 from peagle.drafters.kind import MTP
 from peagle.drafters.network import Network, NetworkConfig
 from peagle.drafters.readout import Readout
-from peagle.errors import InputError
+from peagle.errors import InputError, about
 from peagle.files import replacing_directory
 from peagle.models.decoder import Attend, Decoder, decoder_layer
 from peagle.models.families import read_family, read_spec
@@ -29,7 +29,6 @@ from peagle.models.quantization import read_quantization
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     TensorRule,
-    about,
     assemble,
     disassemble,
     known_names,

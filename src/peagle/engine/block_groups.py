@@ -182,13 +182,6 @@ class BlockGroups:
         if self.states is not None:
             self.states.disown(range(self.states.num_blocks))
 
-    def check(self) -> None:
-        """Assert that no pool has lost a block, or a slot for a state."""
-        for pool in self.pools:
-            pool.check()
-        if self.states is not None:
-            self.states.check()
-
     def _gap(self, hashes: Sequence[bytes], count: int) -> int | None:
         """The last of the first `count` blocks that the next row sees and a window does not know.
 

@@ -92,12 +92,6 @@ class BlockPool:
                 del self._free[block]
             self._references[block] += 1
 
-    def check(self) -> None:
-        """Assert that every block is either free or referenced, and that hashes agree."""
-        for block, references in enumerate(self._references):
-            assert (references == 0) == (block in self._free), f"block {block} is lost"
-        assert {block: name for name, block in self._block_of.items()} == self._hash_of
-
     def _forget(self, block: int) -> None:
         digest = self._hash_of.pop(block, None)
         if digest is not None:

@@ -1,6 +1,5 @@
 """One generation's state, from its prompt to its last token."""
 
-import enum
 import hashlib
 import time
 
@@ -11,14 +10,6 @@ from peagle.engine.block_groups import NO_BLOCKS, HeldBlocks
 from peagle.engine.block_pool import block_hash
 from peagle.engine.constraint import Constraint
 from peagle.engine.step import Begin, Settings, TokenLogprobs
-
-
-class Status(enum.Enum):
-    """Where a request is in its life."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
 
 
 class Request:
@@ -219,7 +210,7 @@ class Request:
 
     def admit(self, row: int, blocks: HeldBlocks, computed: int) -> Begin:
         """Start to run in a row of the request table, after a prefix that is computed."""
-        self.status, self.row, self.blocks = Status.RUNNING, row, blocks
+        self.running, self.row, self.blocks = True, row, blocks
         self.computed = self.drafter_computed = self.reused = computed
         self.remembered = len(blocks)
         self.admissions += 1
@@ -248,7 +239,8 @@ class Request:
 
     def forget_cache(self) -> None:
         """Go back to having no KV, as after a preemption; the tokens stay."""
-        self.status = Status.WAITING
+        self.running = False
+        """Else it waits, or has ended with a `finish_reason`."""
         self.computed = 0
         """Positions whose target KV is in the cache."""
         self.drafter_computed = 0

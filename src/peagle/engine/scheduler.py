@@ -12,7 +12,7 @@ from peagle.engine.block_groups import BlockGroups, GroupBlock
 from peagle.engine.holdings import Holdings
 from peagle.engine.pace import Pace
 from peagle.engine.plan import Plan, Planner, Share, StepBudget
-from peagle.engine.request import Request, RequestOutput, Status
+from peagle.engine.request import Request, RequestOutput
 from peagle.engine.step import Begin, Outcome, Result, Step
 
 SMALLEST_CHUNK = 16
@@ -179,14 +179,14 @@ class Scheduler:
         request = self.requests.pop(request_id, None)
         if request is None:
             return
-        if request.status is Status.RUNNING:
+        if request.running:
             if reason != "error":  # an error's keys are not to be shared
                 self._catch_up(request)
             self.running.remove(request)
             self._held.give_back(request)
         else:
             self.waiting.remove(request)
-        request.status, request.finish_reason = Status.FINISHED, reason
+        request.running, request.finish_reason = False, reason
 
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks away; it keeps its tokens and waits before its equals."""
@@ -251,7 +251,7 @@ class Scheduler:
         outputs, verified = [], []
         for share, admissions in zip(launched.work, launched.admissions, strict=True):
             request = share.request
-            if request.status is not Status.RUNNING or request.admissions != admissions:
+            if not request.running or request.admissions != admissions:
                 continue
             request.land(share.rows, share.tokens)
             if request.row in results:

@@ -42,11 +42,6 @@ class EngineClient(ABC):
 
     @property
     @abstractmethod
-    def busy(self) -> bool:
-        """Whether any request is left."""
-
-    @property
-    @abstractmethod
     def stats(self) -> EngineStats:
         """How busy the engine is, and what it has done so far."""
 

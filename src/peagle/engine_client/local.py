@@ -25,10 +25,6 @@ class LocalEngine(EngineClient):
         self._watchdog: Watchdog | None = None
 
     @property
-    def busy(self) -> bool:
-        return self.core.busy
-
-    @property
     def stats(self) -> EngineStats:
         return self.core.stats
 

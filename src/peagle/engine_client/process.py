@@ -93,10 +93,6 @@ class RemoteEngine(EngineClient):
             self._channel.limit_sends(limit + SPARE)
 
     @property
-    def busy(self) -> bool:
-        return bool(self._running)
-
-    @property
     def stats(self) -> EngineStats:
         return (
             replace(self._stats, running=0, waiting=0, kv_usage=0.0) if self.ended else self._stats

@@ -67,10 +67,6 @@ class Replicas(EngineClient):
         return self._engines
 
     @property
-    def busy(self) -> bool:
-        return bool(self._owners)
-
-    @property
     def stats(self) -> EngineStats:
         """Their sums, and the fullest cache."""
         return EngineStats.pooled([engine.stats for engine in self._engines])

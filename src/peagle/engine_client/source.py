@@ -15,6 +15,7 @@ from peagle.models.decoder import Decoder
 from peagle.models.generation_config import end_tokens
 from peagle.models.kv_scales import asks_for_fp8
 from peagle.models.loading import load_decoder, widen_on_cpu
+from peagle.ops.weight import keep_activations
 from peagle.set_acceptance import SetAcceptance
 from peagle.speculative_config import SpeculativeConfig
 
@@ -64,7 +65,8 @@ def computing(decoder: Decoder, config: EngineConfig) -> Decoder:
     weight = decoder.embed.weight
     if weight.device.type == "cpu":
         widen_on_cpu(decoder, weight, kv_cache_memory(config, weight.device))
-    decoder.set_arithmetic(
-        quantize_activations=config.quantize_activations, batch_invariant=config.batch_invariant
-    )
+    if not config.quantize_activations:
+        keep_activations(decoder)
+    if config.batch_invariant:
+        decoder.make_batch_invariant()
     return decoder

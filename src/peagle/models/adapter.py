@@ -8,13 +8,12 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from peagle.errors import InputError
+from peagle.errors import InputError, about
 from peagle.models.formats.layout import PackedRule, stem
 from peagle.models.weights import (
     ADAPTER,
     ADAPTER_WEIGHTS,
     TensorRule,
-    about,
     file_names,
     finite,
     model_directory,

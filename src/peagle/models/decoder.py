@@ -9,17 +9,15 @@ from torch import Tensor, nn
 from peagle.models.ends import Ends
 from peagle.models.spec import (
     AttentionSpec,
-    ClampedSwiGLU,
     DecoderSpec,
     FeedForwardSpec,
     LayerSpec,
     MixtureSpec,
     MLPSpec,
     SandwichSpec,
-    ScaledSandwichSpec,
     SharedExpertsSpec,
 )
-from peagle.ops.cached_attention import AttentionHeads
+from peagle.ops.cached_attention import QKV, AttentionHeads
 from peagle.ops.delta_net import DeltaHeads, DeltaWeights
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts, RoutedExperts, ScaledExperts
@@ -29,14 +27,12 @@ from peagle.ops.rope import RopeConfig, Rotation, apply_rope, query_scales, rope
 from peagle.ops.rows import take
 from peagle.ops.sandwich import Mixture
 from peagle.ops.swiglu import geglu, swiglu
-from peagle.ops.weight import keep_activations
 
 Recur = Callable[[int, Tensor, Tensor, DeltaWeights], Tensor]
 """(layer, product [rows, channels + value_width], gates [rows, 2 * value heads], the recurrence's
 weights) -> [rows, value_width]."""
-Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionHeads], Tensor]
-"""(layer, query [rows, heads, head_dim], key [rows, kv_heads, head_dim], value, what they see) ->
-like query."""
+Attend = Callable[[int, QKV, AttentionHeads], Tensor]
+"""(layer, what its rows attend with, what they see) -> like the queries."""
 
 
 class Attention(LeanModule):
@@ -87,7 +83,7 @@ class Attention(LeanModule):
         query, key = qk.split_with_sizes((heads, kv_heads), dim=1)
         if rotation.query_scale is not None:
             query = query * rotation.query_scale
-        attended = take(attend(layer, query, key, value, self.heads), kept)
+        attended = take(attend(layer, QKV(query, key, value), self.heads), kept)
         if self.spec.gated:
             attended = attended * take(gate[0], kept).sigmoid()
         return self.out(attended.flatten(1))
@@ -158,8 +154,7 @@ def feed_forward(spec: FeedForwardSpec, hidden_size: int) -> MLP | Experts | Sha
     if isinstance(spec, MLPSpec):
         return MLP(spec, hidden_size)
     sizes = spec.moe_intermediate_size, spec.num_experts, spec.num_experts_per_tok
-    limit = spec.activation.limit if isinstance(spec.activation, ClampedSwiGLU) else None
-    return Experts(hidden_size, *sizes, spec.norm_topk_prob, limit)
+    return Experts(hidden_size, *sizes, spec.norm_topk_prob, spec.swiglu_limit)
 
 
 class DecoderLayer(nn.Module):
@@ -199,8 +194,7 @@ class SandwichLayer(DecoderLayer):
         eps = norms.eps if norms.added_eps is None else norms.added_eps
         self.attention_norm = RMSNorm(hidden_size, eps)
         self.mlp_norm = RMSNorm(hidden_size, eps)
-        scaled = isinstance(norms, ScaledSandwichSpec)
-        self.scalar = nn.Parameter(torch.ones(1)) if scaled else None
+        self.scalar = nn.Parameter(torch.ones(1)) if norms.scaled else None
 
     def forward(
         self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, kept: Tensor | None = None
@@ -312,13 +306,6 @@ class Decoder(Ends):
         self.register_buffer("embedding_scale", scale, persistent=False)
 
     embedding_scale: Tensor | None
-
-    def set_arithmetic(self, *, quantize_activations: bool, batch_invariant: bool) -> None:
-        """How products are computed: both as in `EngineConfig`."""
-        if not quantize_activations:
-            keep_activations(self)
-        if batch_invariant:
-            self.make_batch_invariant()
 
     def make_batch_invariant(self) -> None:
         """On a GPU, let no row's results depend on what other rows a pass has: slower."""

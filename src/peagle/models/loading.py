@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from peagle.device import free_memory, gib, require_memory
-from peagle.errors import InputError
+from peagle.errors import InputError, about, refuse
 from peagle.models.adapter import Adapter
 from peagle.models.decoder import Decoder, DecoderLayer, decoder_layer
 from peagle.models.families import decoder_rules, end_rules, layer_rules, read_family
@@ -20,15 +20,14 @@ from peagle.models.kv_scales import set_kv_scales
 from peagle.models.quantization import Quantization, read_quantization
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
+    MISMATCH,
     TensorRule,
-    about,
     assemble,
     bytes_of,
     file_names,
     known_names,
     mismatches,
     read_tensors,
-    refuse,
     tensor_names,
     unexpected,
 )
@@ -104,7 +103,7 @@ def check_decoder(directory: Path, lora: str | None = None) -> None:
     target, tensors = _Target.read(directory, lora), read_tensors(directory)
     decoder, rules = target.without_values(1), target.rules(tensors)
     with about(directory):
-        refuse(mismatches(decoder, rules, tensors, target.ignored(tensors)))
+        refuse(MISMATCH, mismatches(decoder, rules, tensors, target.ignored(tensors)))
 
 
 def load_ends(
@@ -136,7 +135,7 @@ def load_layers(
     target, names = _Target.read(directory, lora), tensor_names(directory)
     family, spec = target.family, target.spec
     with about(directory):
-        refuse(unexpected(target.rules(names), names, target.ignored(names)))
+        refuse(MISMATCH, unexpected(target.rules(names), names, target.ignored(names)))
     for index, of_layer in enumerate(spec.layers):
         rules = target.as_stored(layer_rules(family, spec, index, "0"), names)
         with torch.device("meta"):

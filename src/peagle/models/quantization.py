@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peagle.errors import InputError
+from peagle.errors import InputError, about
 from peagle.models.formats import fp4
 from peagle.models.formats.fp8 import Fp8
 from peagle.models.formats.integers import Awq, Compressed, Gptq
 from peagle.models.formats.layout import Layout, PackedRule, stem
-from peagle.models.weights import TensorRule, about, read_json
+from peagle.models.weights import TensorRule, read_json
 from peagle.ops.weight import INT4, INT8, Format
 
 Values = Mapping[str, Any]

@@ -69,14 +69,6 @@ class MLPSpec:
 
 
 @dataclass(frozen=True)
-class ClampedSwiGLU:
-    """GPT-OSS's activation, whose products have biases."""
-
-    limit: float
-    """Upper bound of the gate; up is bounded on both sides."""
-
-
-@dataclass(frozen=True)
 class ExpertsSpec:
     """A mixture of experts, of which the router chooses some for every row."""
 
@@ -88,8 +80,9 @@ class ExpertsSpec:
     """Inner width that a dense MLP of the same model has, or would have."""
     norm_topk_prob: bool = False
     """Whether the weights of the chosen experts are made to sum to 1."""
-    activation: ClampedSwiGLU | Literal["gelu_tanh"] | None = None
-    """None: SwiGLU without biases."""
+    swiglu_limit: float | None = None
+    """GPT-OSS's upper bound of the gate (up is bounded on both sides), whose products have biases;
+    None: SwiGLU without them, or in a `MixtureSpec` GELU as tanh approximates it."""
 
     @property
     def width(self) -> int:
@@ -137,11 +130,8 @@ class SandwichSpec(NormSpec):
 
     added_eps: float | None = None
     """The eps of these; None: that of the others."""
-
-
-@dataclass(frozen=True)
-class ScaledSandwichSpec(SandwichSpec):
-    """The same with a learned number that multiplies the stream after both: Gemma 4's block."""
+    scaled: bool = False
+    """Whether a learned number multiplies the stream after both: Gemma 4's block."""
 
 
 @dataclass(frozen=True)

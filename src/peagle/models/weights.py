@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from peagle.errors import InputError, reason
+from peagle.errors import InputError, reason, refuse
 from peagle.ops.weight import QuantizedWeight, Weight, dense, replace_weight, weight_at
 
 DESCRIPTION = ["*.json", "*.model", "*.txt"]
@@ -31,6 +31,7 @@ rotary_emb.inv_freq rotary_emb.cos_cached rotary_emb.sin_cached .q_scale .k_scal
 .q_zero_point .k_zero_point .v_zero_point .prob_scale .output_scale"""
 """How names of tensors end that are no weights: buffers that follow from the configuration, and
 scales for a KV cache in FP8 (`models.kv_scales`)."""
+MISMATCH = "it does not match its config.json"
 LISTED = 4
 """Tensors that a message names of each kind; another model's directory has hundreds."""
 Shape = tuple[int, ...]
@@ -293,7 +294,7 @@ def assemble(
     infinite values.
     """
     rules = list(rules)
-    refuse(mismatches(module, rules, tensors, ignored))
+    refuse(MISMATCH, mismatches(module, rules, tensors, ignored))
     shapes = _shapes(module)
 
     def moved(name: str) -> Tensor:
@@ -365,21 +366,6 @@ def shortened(items: Sequence[str], separator: str = ", ") -> str:
 def file_names(rules: Iterable[TensorRule]) -> set[str]:
     """Names of the tensors that rules read."""
     return {name for rule in rules for name in rule.theirs}
-
-
-def refuse(problems: Sequence[str]) -> None:
-    """Raises `InputError` naming all problems, if there are any."""
-    if problems:
-        raise InputError(f"it does not match its config.json: {'; '.join(problems)}")
-
-
-@contextmanager
-def about(directory: Path) -> Iterator[None]:
-    """Prefix an `InputError` raised within the block with the directory."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{directory}: {error}") from None
 
 
 def disassemble(module: nn.Module, rules: Iterable[TensorRule]) -> dict[str, Tensor]:

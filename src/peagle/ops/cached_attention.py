@@ -5,6 +5,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,17 @@ AT_ONCE = Kernels(
 FIXED_ROWS = 16
 """Rows of a request in a pass for which a program has room where results must not depend on their
 number: no request brings more then."""
+
+
+class QKV(NamedTuple):
+    """What a layer's rows attend with."""
+
+    query: Tensor
+    """[rows, heads, head_dim]"""
+    key: Tensor
+    """[rows, kv_heads, head_dim]"""
+    value: Tensor
+    """Like `key`."""
 
 
 @dataclass(frozen=True)

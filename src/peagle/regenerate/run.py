@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peagle.config import SamplingParams
-from peagle.errors import InputError
+from peagle.errors import InputError, about
 from peagle.regenerate.answers import Answerer, NoAnswerError, Regeneration
 from peagle.regenerate.output import Output
 from peagle.train.digest import digest
@@ -140,12 +140,10 @@ def _question(conversation: Conversation) -> Any:
 async def _answer(
     conversation: Conversation, answerer: Answerer, params: SamplingParams, keep_cut: bool
 ) -> Extent:
-    try:
+    with about(conversation.place):
         if isinstance(conversation, Continuation):
             return await _complete(conversation, answerer, params)
         return await _converse(conversation, answerer, params, keep_cut)
-    except InputError as error:
-        raise InputError(f"{conversation.place}: {error}") from None
 
 
 async def _complete(text: Continuation, answerer: Answerer, params: SamplingParams) -> Extent:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -114,11 +114,8 @@ class EventStream(Response):
 
     def __init__(self, events: AsyncIterator[bytes], running: contextlib.AsyncExitStack) -> None:
         super().__init__()
-        self._events, self._running = events, running
-
-    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
-        """Every stream has the same headers."""
         self.raw_headers = list(EVENT_HEADERS)
+        self._events, self._running = events, running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer over ASGI."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from peagle.drafters.dflash import BlockModel
 from peagle.models.decoder import Attention
-from peagle.ops.cached_attention import AttentionHeads
+from peagle.ops.cached_attention import QKV, AttentionHeads
 from peagle.ops.rope import rotation_at
 from peagle.ops.rows import take
 from peagle.train.cod import Chains, Elements
@@ -40,11 +40,9 @@ class BlockPass(PartitionedPass[BlockModel]):
         """As `PartitionedPass`: keys and values, and nothing in the loss."""
         recorded: list[tuple[Tensor, Tensor]] = []
 
-        def record(
-            layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
-        ) -> Tensor:
-            recorded.append((key, value))
-            return query
+        def record(layer: int, qkv: QKV, heads: AttentionHeads) -> Tensor:
+            recorded.append((qkv.key, qkv.value))
+            return qkv.query
 
         tokens, positions = to_device(self._device, self._batch.tokens, self._batch.positions)
         features = self._model.project(self._features.tapped)

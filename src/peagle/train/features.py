@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from peagle.models.decoder import Decoder
-from peagle.ops.cached_attention import AttentionHeads
+from peagle.ops.cached_attention import QKV, AttentionHeads
 from peagle.ops.delta_net import DeltaRows, DeltaState, DeltaWeights, recur
 from peagle.train.attention import Masked, causal
 from peagle.train.mask import Visibility, rows_in_step
@@ -88,11 +88,9 @@ class DocumentAttend:
         self._within: dict[int | None, Masked] = {}
         """Keyed by window."""
 
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
-    ) -> Tensor:
-        """Rows of heads as the layers have them: query [length, heads, head_dim] ..."""
-        parts = [fold(part) for part in (query, key, value)]
+    def __call__(self, layer: int, qkv: QKV, heads: AttentionHeads) -> Tensor:
+        """Rows of heads as the layers have them."""
+        parts = [fold(part) for part in qkv]
         if self._alone and heads.window is None:
             return unfold(causal(*parts))
         return unfold(self.within(heads.window)(*parts)[0])
@@ -109,15 +107,13 @@ class DocumentAttend:
 class TargetAttend(DocumentAttend):
     """The same for a target, whose layers may have sinks and a scale of their own."""
 
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
-    ) -> Tensor:
+    def __call__(self, layer: int, qkv: QKV, heads: AttentionHeads) -> Tensor:
         """As `DocumentAttend`."""
         if heads.scale is not None:  # what follows scales by head_dim ** -0.5
-            query = query * (heads.scale * heads.head_dim**0.5)
+            qkv = qkv._replace(query=qkv.query * (heads.scale * heads.head_dim**0.5))
         if heads.sinks is None:
-            return super().__call__(layer, query, key, value, heads)
-        drawn, log_sum = self.within(heads.window)(fold(query), fold(key), fold(value))
+            return super().__call__(layer, qkv, heads)
+        drawn, log_sum = self.within(heads.window)(*map(fold, qkv))
         share = torch.sigmoid(log_sum - heads.sinks[:, None])  # what sinks leave
         return unfold(drawn * share[..., None].to(drawn.dtype))
 

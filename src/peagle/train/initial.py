@@ -19,7 +19,7 @@ from peagle.drafters.network import Network, NetworkConfig
 from peagle.drafters.readout import Readout
 from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.drafters.vocabulary import most_frequent, offsets
-from peagle.errors import InputError
+from peagle.errors import InputError, refuse
 from peagle.models.decoder import Decoder
 from peagle.models.ends import Embedding, Ends
 from peagle.models.loading import LENGTHEN
@@ -56,8 +56,7 @@ def drafter_config(recipe: Recipe, target: DecoderSpec) -> NetworkConfig:
             f"its row_length {recipe.row_length} is above the target's context of "
             f"{target.max_length}; {LENGTHEN}"
         )
-    if problems:
-        raise InputError("the recipe does not fit the target: " + "; ".join(problems))
+    refuse("the recipe does not fit the target", problems)
     return config
 
 
@@ -102,8 +101,7 @@ def _continued(recipe: Recipe, directory: Path, target: DecoderSpec) -> NetworkC
         raise InputError(
             f"initial_drafter is {config.kind.name}'s; set method to {config.kind.method}"
         )
-    if problems := config_problems(config, target):
-        raise InputError("initial_drafter does not fit the target: " + "; ".join(problems))
+    refuse("initial_drafter does not fit the target", config_problems(config, target))
     if config.mask_token_id != recipe.mask_token_id:
         raise InputError(
             f"initial_drafter has the mask token {config.mask_token_id}, the recipe has "

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from peagle.drafters.model import DraftModel, LayerCall, call_plainly
 from peagle.drafters.network import Network
-from peagle.ops.cached_attention import AttentionHeads
+from peagle.ops.cached_attention import QKV, AttentionHeads
 from peagle.train.attention import Masked, add_dense
 from peagle.train.cod import Chains, Elements
 from peagle.train.context import Borrowed, Shared
@@ -77,7 +77,8 @@ class PartitionedPass(ABC, Generic[N]):
         self._chains, self._limit = chains, limit
         self._device = features.tapped.device
         self._call = compiled() if self._device.type == "cuda" else call_plainly
-        self._first_call = partial(_recomputed, self._call) if recompute else self._call
+        recomputed = partial(checkpoint, self._call, use_reentrant=False)
+        self._first_call: LayerCall = recomputed if recompute else self._call
 
     def passes(self) -> Iterator[Pass]:
         """Passes of whole chains, in one graph: the plain twin of `backward`."""
@@ -168,13 +169,11 @@ class ContextAttend(DocumentAttend):
         super().__init__(batch, device)
         self.recorded: list[tuple[Tensor, Tensor]] = []
 
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
-    ) -> Tensor:
+    def __call__(self, layer: int, qkv: QKV, heads: AttentionHeads) -> Tensor:
         """As `DocumentAttend`; a recomputed layer calls it a second time."""
         if layer == len(self.recorded):
-            self.recorded.append((key, value))
-        return super().__call__(layer, query, key, value, heads)
+            self.recorded.append((qkv.key, qkv.value))
+        return super().__call__(layer, qkv, heads)
 
 
 @dataclass(frozen=True)
@@ -258,10 +257,8 @@ class SegmentAttend:
         self._within: dict[tuple[int | None, bool], tuple[Reach, Masked]] = {}
         """Keyed by window and causality."""
 
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
-    ) -> Tensor:
-        """Rows of heads as the layers have them: query [elements, heads, head_dim] ..."""
+    def __call__(self, layer: int, qkv: QKV, heads: AttentionHeads) -> Tensor:
+        """Rows of heads as the layers have them."""
         seen = heads.window, heads.causal
         if seen not in self._within:
             reach = Reach.of(self._elements, self._batch, *seen)
@@ -269,7 +266,7 @@ class SegmentAttend:
         reach, masked = self._within[seen]
         # the first layer's input is the same for all mask slots: one value, and keys that differ by
         # rotation
-        own, folded = (key, value.expand_as(key)), fold(query)
+        own, folded = (qkv.key, qkv.value.expand_as(qkv.key)), fold(qkv.query)
         near = self._shared.rows(layer, reach.near)
         together = (torch.cat(parts) for parts in zip(near, own, strict=True))
         rest = masked(folded, *map(fold, together))
@@ -278,11 +275,6 @@ class SegmentAttend:
         read = (self._shared.rows(layer, part.keys) for part in reach.dense)
         context = [(fold(keys), fold(values)) for keys, values in read]
         return unfold(add_dense(folded, rest, [part.queries for part in reach.dense], context))
-
-
-def _recomputed(call: LayerCall, *arguments: Any) -> Tensor:
-    """Call a layer without keeping its intermediate results."""
-    return checkpoint(call, *arguments, use_reentrant=False)
 
 
 @cache

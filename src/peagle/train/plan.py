@@ -202,11 +202,6 @@ class Forecast(Preflight):
         return in_products(*self.model.blocks)
 
     @property
-    def _through_fc(self) -> int:
-        """Rows of an average step that go through `fc`: MTP's of all depths, which read tokens."""
-        return self.step.tokens + self.step.deeper * (self.config.kind is MTP)
-
-    @property
     def disk(self) -> int:
         """Bytes of the features kept on disk."""
         rows = len(self.training) + len(self.validation)
@@ -293,12 +288,13 @@ class Forecast(Preflight):
         each, of_fc, of_head = (6, 4, 6 if head.requires_grad else 4)
         if self.recipe.train == "selector":
             each = of_fc = of_head = 2
+        through_fc = step.tokens + step.deeper * (self.config.kind is MTP)  # MTP's read tokens
         layers = self._layer_operations(step, each)
         if self.recipe.activation_checkpointing and self._one_pass:
             layers += 2 * step.tokens * self._in_context
         return {
             "target": self._target_operations(step) * (not self._cached),
-            "draft layers": layers + of_fc * self._through_fc * self.model.fc.weight.numel(),
+            "draft layers": layers + of_fc * through_fc * self.model.fc.weight.numel(),
             "head and loss": self._head_operations(step, of_head),
         }
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from peagle.configuration import Config, NonNegativeInt, PositiveInt
 from peagle.drafters.kind import KIND_OF_METHOD, Kind
-from peagle.errors import InputError
+from peagle.errors import InputError, about
 from peagle.files import read_yaml
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -243,7 +243,5 @@ class Recipe(Config):
         wrong = next((key for key in values if not isinstance(key, str)), None)
         if wrong is not None:
             raise InputError(f"{path}: {wrong!r} is not a key of a recipe")
-        try:
+        with about(f"{path}{' and overrides' * bool(overrides)}"):
             return cls(**values)
-        except InputError as error:
-            raise InputError(f"{path}{' and overrides' * bool(overrides)}: {error}") from None

@@ -87,14 +87,12 @@ def parse_sample(place: str, record: dict[str, Any]) -> Sample:
     """The sample in a JSON object; keys with null count as absent. Raises `InputError`."""
     value = _present(record)
     if value.keys() >= {"prompt_token_ids", "token_ids"}:
-        names = ("prompt_token_ids", "token_ids")
-        prompt, answer = (_ids(value[key], f"{place}: {key}") for key in names)
+        prompt, answer = (_ids(value, key, place) for key in ("prompt_token_ids", "token_ids"))
         text = _text(value, "text", place) if "text" in value else ""
         whole = prompt + answer
         return TokenIds(place, whole, ((len(prompt), len(whole)),), text)
     if value.keys() >= {"input_ids", "loss_mask"}:
-        names = ("input_ids", "loss_mask")
-        read, mask = (_ids(value[key], f"{place}: {key}") for key in names)
+        read, mask = (_ids(value, key, place) for key in ("input_ids", "loss_mask"))
         if len(read) != len(mask):
             raise InputError(f"{place}: input_ids and loss_mask are not equally long")
         ends = itertools.accumulate(len([*run]) for _, run in itertools.groupby(mask))
@@ -105,7 +103,7 @@ def parse_sample(place: str, record: dict[str, Any]) -> Sample:
             return _chat(value, key, place)
     if "prompt" in value:
         response = _text(value, "response", place) if "response" in value else None
-        ids = _ids(value["token_ids"], f"{place}: token_ids") if "token_ids" in value else None
+        ids = _ids(value, "token_ids", place) if "token_ids" in value else None
         return Continuation(place, _text(value, "prompt", place), response, ids)
     if "text" in value:
         return Passage(place, _text(value, "text", place))
@@ -200,10 +198,10 @@ def parsed(text: str | bytes) -> Any:
 
 def _taken_ids(message: Message, turn: str) -> tuple[int, ...] | None:
     """Take the target's token ids out of a message, since no template reads them."""
-    ids = message.pop("token_ids", None)
-    if ids is None or message["role"] != "assistant":
-        return None
-    return _ids(ids, f"{turn}: token_ids")
+    known = message["role"] == "assistant" and "token_ids" in message
+    ids = _ids(message, "token_ids", turn) if known else None
+    message.pop("token_ids", None)
+    return ids
 
 
 def _content(content: Any, what: str) -> str:
@@ -224,9 +222,10 @@ def _tools(value: dict[str, Any], place: str) -> Tools | None:
     return [tool if "function" in tool else _call(tool) for tool in tools] or None
 
 
-def _ids(ids: Any, what: str) -> tuple[int, ...]:
+def _ids(value: dict[str, Any], key: str, place: str) -> tuple[int, ...]:
+    ids = value[key]
     if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
-        raise InputError(f"{what} is not a list of token ids")
+        raise InputError(f"{place}: {key} is not a list of token ids")
     return tuple(ids)
 
 

@@ -269,11 +269,11 @@ class Trainer:
 
     def estimate(self) -> Estimate:
         """Accuracy and acceptance length on the held-out documents."""
-        return Estimate.of((agrees, drawn) for _, agrees, drawn in self.agreement())
+        return Estimate.of(self._agreement())
 
     @torch.no_grad()
-    def agreement(self) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-        """Held-out batches, each with how drafter and target agree, on all whole chains.
+    def _agreement(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """How drafter and target agree on all whole chains of each held-out batch.
 
         Two tables [length, depths] by anchor and depth, below 0 where there is nothing to predict:
         1 they agree, 0 they do not; the probability that both draw the same at temperature 1.
@@ -292,7 +292,7 @@ class Trainer:
                 index = elements.anchors, elements.depths
                 agrees[index] = right.to("cpu", torch.int8)
                 drawn[index] = chances.to("cpu", torch.float32)
-            yield batch, agrees, drawn
+            yield agrees, drawn
 
     def _batch(self, rows: PackedRows, index: Tensor) -> Batch:
         return padded_for(self._device, rows.batch(index))

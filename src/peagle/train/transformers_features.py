@@ -138,7 +138,7 @@ def _states(source: TransformersFeatures, *documents: Sequence[int]) -> Tensor:
 
 
 def _batch(*documents: Sequence[int]) -> Batch:
-    rows = [Document(tuple(tokens), ((1, len(tokens)),)) for tokens in documents]
+    rows = [Document.answered(tokens, 1) for tokens in documents]
     return pack(rows, sum(map(len, documents))).batch(torch.arange(1))
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.network import Network
-from peagle.ops.cached_attention import AttentionHeads
+from peagle.ops.cached_attention import QKV, AttentionHeads
 from peagle.train.attention import Weighed, merge
 from peagle.train.cod import Elements, reaches
 from peagle.train.features import DocumentAttend, Features, fold, unfold
@@ -52,18 +52,16 @@ class UnrollAttend(DocumentAttend):
         super().__init__(batch, device)
         self._kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
-    ) -> Tensor:
-        """Rows of heads as the layers have them: query [length, heads, head_dim] ..."""
+    def __call__(self, layer: int, qkv: QKV, heads: AttentionHeads) -> Tensor:
+        """Rows of heads as the layers have them."""
         kept = self._kept.setdefault(layer, [])
-        kept.append((key, value))
+        kept.append((qkv.key, qkv.value))
         depth = len(kept) - 1  # the row stands as many positions behind its anchor
         within = self.within(None if heads.window is None else heads.window - depth)
-        context = within(fold(query), *map(fold, kept[0]))
+        context = within(fold(qkv.query), *map(fold, kept[0]))
         if len(kept) == 1:
             return unfold(context[0])
-        return unfold(merge(context, _chain(query, kept[1:])))
+        return unfold(merge(context, _chain(qkv.query, kept[1:])))
 
 
 def _chain(query: Tensor, kept: list[tuple[Tensor, Tensor]]) -> Weighed:

@@ -9,7 +9,7 @@ import torch
 
 from peagle import LLM, EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.config import DType
-from peagle.drafters.checkpoint import EMBEDDINGS, HEAD, load_drafter, save_drafter
+from peagle.drafters.checkpoint import EMBEDDINGS, HEAD, save_drafter
 from peagle.engine.engine import Engine
 from peagle.engine.spans import TILE
 from peagle.engine.worker import check_batch_invariance
@@ -64,7 +64,7 @@ def test_a_head_that_a_drafter_shares_stays_fast_in_drafts(targets, tmp_path: Pa
     own.make_batch_invariant()
     model, shared = tiny.random_drafter(tiny.drafter_config(True)), frozenset({EMBEDDINGS, HEAD})
     save_drafter(tmp_path / "drafter", model, torch.float32, shared=shared)
-    drafting = load_drafter(tmp_path / "drafter", own).readout.head
+    drafting = tiny.load_drafter(tmp_path / "drafter", own).readout.head
     assert drafting.weight is own.head.weight
     assert (own.head.batch_invariant, drafting.batch_invariant) == (True, False)
 

@@ -550,7 +550,7 @@ def test_cycles_of_changing_length_draft_as_from_scratch(targets, trained, metho
 def test_requests_come_and_go_without_the_host_waiting_for_the_device():
     """Short prompts, which are captured, and one of more rows than that."""
     rates, how = (0.8, 0.5, 0.3, 0.1), EngineConfig(max_num_seqs=3, enable_prefix_caching=False)
-    engine = random_engine("tiny", "peagle", 4, 2, rates, how)
+    engine = random_engine("tiny", "peagle", 4, rates, how)
     for again in range(2):  # what is compiled and allocated at first may wait
         torch.cuda.set_sync_debug_mode("error" if again else "default")
         try:

@@ -201,9 +201,9 @@ def test_captured_passes_give_the_tokens_of_launched_ones(monkeypatch):
         [(i + 7 * j) % 512 for j in range(n)] for i, n in enumerate((1, 9, 16, 100, 300, 40))
     ]
     config = EngineConfig(dtype="float32", max_num_seqs=8, max_model_len=400)
-    engine = random_engine("tiny", "peagle", 4, 2, None, config)
+    engine = random_engine("tiny", "peagle", 4, None, config)
     captured = [tiny.outputs(tiny.run(engine, [one, *prompts[:2]], HOW)) for one in prompts]
     monkeypatch.setattr(PromptGraphs, "fit", lambda *_: None)
-    engine = random_engine("tiny", "peagle", 4, 2, None, config)
+    engine = random_engine("tiny", "peagle", 4, None, config)
     launched = [tiny.outputs(tiny.run(engine, [one, *prompts[:2]], HOW)) for one in prompts]
     assert captured == launched

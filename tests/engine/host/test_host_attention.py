@@ -12,7 +12,7 @@ from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import Span, tile_rows
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
-from peagle.ops.cached_attention import AttentionHeads, attend_reference
+from peagle.ops.cached_attention import QKV, AttentionHeads, attend_reference
 
 LAYERS, HEADS, KV_HEADS, SIZE, BLOCK = 2, 4, 2, 16, 4
 ATTENTION = AttentionSpec(HEADS, KV_HEADS, SIZE)
@@ -41,7 +41,7 @@ def attended(blocks: list[int], counts: list[int], spec: DecoderSpec = PLAIN) ->
         for layer in range(LAYERS):
             query = torch.randn(count, HEADS, SIZE, generator=generator)
             key, value = torch.randn(2, count, KV_HEADS, SIZE, generator=generator)
-            results.append(attend(layer, query, key, value, heads))
+            results.append(attend(layer, QKV(query, key, value), heads))
         start += max(count - 1, 1)  # the last row is rolled back and written again
     return results
 
@@ -91,7 +91,7 @@ def test_every_layer_keeps_its_own_and_forgets_what_is_cleared(
             heads = AttentionHeads(*sizes, spec.window, scale=scale)
             query = torch.randn(stop - start, HEADS, spec.head_dim)
             fresh = torch.randn(2, stop - start, spec.num_kv_heads, spec.head_dim)
-            found = attend(layer, query, *fresh, heads)
+            found = attend(layer, QKV(query, *fresh), heads)
             known = fresh if not start else torch.cat((seen[layer], fresh), dim=1)
             expected = attend_reference(query, *known, positions, heads)
             torch.testing.assert_close(found.flatten(1), expected, atol=1e-5, rtol=1e-5)

@@ -22,7 +22,7 @@ from peagle.models.spec import (
     LayerSpec,
     MixtureSpec,
     MLPSpec,
-    ScaledSandwichSpec,
+    SandwichSpec,
     SharedExpertsSpec,
 )
 from peagle.ops import triton as chooser
@@ -39,7 +39,7 @@ HEADS = AttentionSpec(4, 2, 64, qk_norm=True)
 MLP, EXPERTS = MLPSpec(512), ExpertsSpec(8, 2, 256, 256, True)
 RECURRENT = DeltaHeads(2, 4, 64, 64)
 NEAR = replace(HEADS, window=16)
-GEGLU = MixtureSpec(MLPSpec(512, activation="gelu_tanh"), replace(EXPERTS, activation="gelu_tanh"))
+GEGLU = MixtureSpec(MLPSpec(512, activation="gelu_tanh"), EXPERTS)
 MODELS = {
     "dense": [LayerSpec(HEADS, MLP)] * 3,
     "windows": [LayerSpec(NEAR, MLP), LayerSpec(HEADS, MLP)] * 2,
@@ -50,7 +50,7 @@ MODELS = {
         LayerSpec(HEADS, SharedExpertsSpec(MLP, EXPERTS)),
     ]
     * 2,
-    "sandwich": [LayerSpec(each, GEGLU, ScaledSandwichSpec()) for each in (NEAR, HEADS)] * 2,
+    "sandwich": [LayerSpec(each, GEGLU, SandwichSpec(scaled=True)) for each in (NEAR, HEADS)] * 2,
 }
 FORMATS = {
     "bf16": None,

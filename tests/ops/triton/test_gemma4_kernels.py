@@ -16,20 +16,20 @@ from peagle.models.spec import (
     LayerSpec,
     MixtureSpec,
     MLPSpec,
-    ScaledSandwichSpec,
+    SandwichSpec,
 )
 from peagle.ops import cached_attention, residual, triton
 from peagle.ops.cached_attention import QKVSpec
 
 NEAR = AttentionSpec(4, 2, 16, window=3, qk_norm=True, v_norm=True, scale=1.0)
 FAR = replace(NEAR, num_kv_heads=1, head_dim=32, window=None)
-EXPERTS = ExpertsSpec(6, 2, 24, 24, norm_topk_prob=True, activation="gelu_tanh")
+EXPERTS = ExpertsSpec(6, 2, 24, 24, norm_topk_prob=True)
 
 
 def decoder_of(beside: ExpertsSpec | None) -> Decoder:
     mlp = MLPSpec(40, activation="gelu_tanh")
     fed = mlp if beside is None else MixtureSpec(mlp, beside)
-    layers = [LayerSpec(each, fed, ScaledSandwichSpec()) for each in (NEAR, FAR)]
+    layers = [LayerSpec(each, fed, SandwichSpec(scaled=True)) for each in (NEAR, FAR)]
     decoder = Decoder(DecoderSpec(tiny.VOCAB, 64, tuple(layers), embedding_scale=8.0), 64)
     for name, parameter in decoder.named_parameters():
         torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.15)

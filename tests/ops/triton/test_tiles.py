@@ -6,7 +6,7 @@ import torch
 from peagle.ops.linear import Linear
 from peagle.ops.products.few_rows import FewRows
 from peagle.ops.products.normed import Normed
-from peagle.ops.products.product import Product
+from peagle.ops.products.product import Epilogue
 
 
 def test_behind_a_gate_everything_is_settled() -> None:
@@ -39,7 +39,7 @@ def test_wide_products_have_wide_tiles() -> None:
 def test_too_many_rows_and_odd_depths_are_left_to_cublas() -> None:
     def takes(rows: int, depth: int) -> bool:
         given = Normed(torch.zeros(rows, depth), None, 0.0)
-        return FewRows().takes(Product(rows, depth, "float32"), given, Linear(depth, 48))
+        return FewRows().takes(given, Linear(depth, 48), Epilogue.NONE)
 
     assert takes(64, 32)
     assert not takes(65, 32)

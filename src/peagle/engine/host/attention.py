@@ -12,7 +12,7 @@ from peagle.engine.spans import TILE, Span, places, tile_rows
 from peagle.models.decoder import Attend
 from peagle.ops import cached_attention
 from peagle.ops.attention import AttentionGroup, attend, causal_bias, paged_attention, write_kv
-from peagle.ops.cached_attention import AttentionHeads, PassRows
+from peagle.ops.cached_attention import QKV, AttentionHeads, PassRows
 from peagle.ops.draft import Tree
 from peagle.transfer import upload
 
@@ -52,12 +52,10 @@ class PagedAttend:
         self._layers = cache.layers
         self._groups = [_group(cache, count, members[count], bias) for count in sorted(members)]
 
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
-    ) -> Tensor:
+    def __call__(self, layer: int, qkv: QKV, heads: AttentionHeads) -> Tensor:
         """Store this pass's keys and values, then attend to everything each row may see."""
-        write_kv(self._layers[layer], self._slots, key, value)
-        return paged_attention(query, self._layers[layer], self._groups, heads.scale)
+        write_kv(self._layers[layer], self._slots, qkv.key, qkv.value)
+        return paged_attention(qkv.query, self._layers[layer], self._groups, heads.scale)
 
 
 class ContiguousAttend:
@@ -76,15 +74,13 @@ class ContiguousAttend:
         self._written = sides[:, run + span.start : run + stop].unbind()
         self._seen = sides[:, None, run : run + stop].transpose(2, 3).unbind()
 
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
-    ) -> Tensor:
+    def __call__(self, layer: int, qkv: QKV, heads: AttentionHeads) -> Tensor:
         """As `PagedAttend`."""
         first = self._places[layer]
         second = first + 1
-        self._written[first].copy_(key)
-        self._written[second].copy_(value)
-        return attend(query, self._seen[first], self._seen[second], self._bias, heads.scale)
+        self._written[first].copy_(qkv.key)
+        self._written[second].copy_(qkv.value)
+        return attend(qkv.query, self._seen[first], self._seen[second], self._bias, heads.scale)
 
 
 class TiledAttend:
@@ -94,14 +90,12 @@ class TiledAttend:
         self._layers, self.positions = cache.layers, rows.positions
         self._rows = functools.cache(lambda window: cache.rows_for(window, rows))
 
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
-    ) -> Tensor:
+    def __call__(self, layer: int, qkv: QKV, heads: AttentionHeads) -> Tensor:
         """As `PagedAttend`."""
         rows = self._rows(heads.window)
-        cached_attention.write(self._layers[layer], rows.writes, (key, value), heads)
-        attended = cached_attention.attend(query, heads, self._layers[layer], rows)
-        return attended.view(query.shape)
+        cached_attention.write(self._layers[layer], rows.writes, (qkv.key, qkv.value), heads)
+        attended = cached_attention.attend(qkv.query, heads, self._layers[layer], rows)
+        return attended.view(qkv.query.shape)
 
 
 def _tree_bias(tree: Tree, start: int, dtype: torch.dtype) -> Tensor:

@@ -16,7 +16,7 @@ from peagle.models.spec import (
     ExpertsSpec,
     LayerSpec,
     MixtureSpec,
-    ScaledSandwichSpec,
+    SandwichSpec,
 )
 
 PERIOD = 6
@@ -33,7 +33,7 @@ def spec(values: Values) -> DecoderSpec:
     mlp = replace(config.mlp(values), activation="gelu_tanh")
     experts, types = _experts(values), _layer_types(values)
     fed = mlp if experts is None else MixtureSpec(mlp, experts)
-    norms = ScaledSandwichSpec(config.norms(values).eps)
+    norms = SandwichSpec(config.norms(values).eps, scaled=True)
     [width] = config.sizes(values, "sliding_window")
     windows = config.windows(values, types, width)
     own = _overrides(values, types)
@@ -68,7 +68,7 @@ def refuse_other_attention(values: Values) -> None:
 def _experts(values: Values) -> ExpertsSpec | None:
     if not values.get("enable_moe_block"):
         return None
-    return config.experts(values, chosen="top_k_experts", activation="gelu_tanh")
+    return config.experts(values, chosen="top_k_experts")
 
 
 def softcap(values: Values) -> float | None:

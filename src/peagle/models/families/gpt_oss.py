@@ -13,7 +13,7 @@ from peagle.models.families.family import Family
 from peagle.models.families.tensors import Place
 from peagle.models.formats.fp4 import GPT_OSS
 from peagle.models.formats.layout import PackedRule
-from peagle.models.spec import ClampedSwiGLU, DecoderSpec, ExpertsSpec, LayerSpec
+from peagle.models.spec import DecoderSpec, ExpertsSpec, LayerSpec
 from peagle.models.weights import Shape, TensorRule
 from peagle.ops.moe import ALPHA
 from peagle.ops.weight import Weight, dense
@@ -59,7 +59,7 @@ def _experts(values: Values) -> ExpertsSpec:
     if values.get("swiglu_alpha", ALPHA) != ALPHA:
         raise InputError(f"swiglu_alpha {values['swiglu_alpha']} is not {ALPHA}")
     return config.experts(
-        values, "num_local_experts", width="intermediate_size", activation=ClampedSwiGLU(limit)
+        values, "num_local_experts", width="intermediate_size", swiglu_limit=limit
     )
 
 

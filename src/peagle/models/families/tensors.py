@@ -15,7 +15,6 @@ from peagle.models.spec import (
     MLPSpec,
     NormSpec,
     SandwichSpec,
-    ScaledSandwichSpec,
     SharedExpertsSpec,
 )
 from peagle.models.weights import TensorRule
@@ -134,10 +133,10 @@ def fused_layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorR
 
 def layer_norms(spec: NormSpec, hidden_size: int, place: Place) -> list[TensorRule]:
     """A layer's norms over the stream, and the number that scales it where there is one."""
-    names = SANDWICH_NORMS if isinstance(spec, SandwichSpec) else NORMS
-    scaled = isinstance(spec, ScaledSandwichSpec)
-    scalar = [place.rule("scalar", ("layer_scalar",), (1,))] if scaled else []
-    return [*_norms(names, hidden_size, place), *scalar]
+    if not isinstance(spec, SandwichSpec):
+        return _norms(NORMS, hidden_size, place)
+    scalar = [place.rule("scalar", ("layer_scalar",), (1,))] if spec.scaled else []
+    return [*_norms(SANDWICH_NORMS, hidden_size, place), *scalar]
 
 
 def _norms(names: Mapping[str, str], hidden_size: int, place: Place) -> list[TensorRule]:

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from peagle.errors import InputError
+from peagle.errors import InputError, about
 from peagle.models.weights import Shape, TensorRule, grouped
 from peagle.ops.weight import Format, QuantizedWeight, Weight
 
@@ -158,11 +158,9 @@ class PackedRule(TensorRule):
         parts = []
         scales = self.theirs[len(self.sizes) : 2 * len(self.sizes)]
         for name, tensors in zip(scales, self.by_part(theirs), strict=True):
-            try:
+            with about(name):
                 parts.append(self.layout.read(tensors, block))
                 self.layout.format.refuse(parts[-1].scales)
-            except InputError as error:
-                raise InputError(f"{name}: {error}") from None
         blocks = (*ours[:-2], -(-ours[-2] // block[0]), -1)
         return QuantizedWeight(
             self.layout.format,

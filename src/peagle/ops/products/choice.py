@@ -5,11 +5,10 @@ from peagle.ops.products.cublas import CuBLAS
 from peagle.ops.products.few_rows import BatchInvariant, FewRows, WeightOnly
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.plain import Plain
-from peagle.ops.products.product import Epilogue, Product
+from peagle.ops.products.product import Epilogue
 from peagle.ops.products.quantized_activations import QuantizedActivations
 from peagle.ops.products.widened import Widened
 from peagle.ops.triton import Kernels
-from peagle.ops.weight import format_of
 
 PLAIN = Plain()
 LAUNCHES = Kernels("few_rows")
@@ -29,6 +28,4 @@ def choose(x: Normed, layer: Linear, epilogue: Epilogue) -> Plain:
     """The kernel for `x @ weight.T` and what follows."""
     if LAUNCHES.chosen(x.x) is None:
         return PLAIN
-    rows, depth = x.x.shape
-    product = Product(rows, depth, format_of(layer.weight), epilogue)
-    return next(kernel for kernel in KERNELS if kernel.takes(product, x, layer))
+    return next(kernel for kernel in KERNELS if kernel.takes(x, layer, epilogue))

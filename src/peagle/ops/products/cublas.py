@@ -6,15 +6,16 @@ from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.plain import Plain
-from peagle.ops.products.product import Product
+from peagle.ops.products.product import Epilogue
 from peagle.ops.triton import kernels
 
 
 class CuBLAS(Plain):
     """Every product of a tensor; where it is gated, without a bias."""
 
-    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
-        return product.dense and not (product.gated and layer.bias is not None)
+    def takes(self, x: Normed, layer: Linear, epilogue: Epilogue) -> bool:
+        gated = epilogue is Epilogue.GATE
+        return isinstance(layer.weight, Tensor) and not (gated and layer.bias is not None)
 
     def gated(self, x: Normed, layer: Linear) -> Tensor:
         return kernels("swiglu").swiglu(self.linear(x, layer))

@@ -6,7 +6,7 @@ from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
 from peagle.ops.products.cublas import CuBLAS
 from peagle.ops.products.normed import Normed
-from peagle.ops.products.product import Product
+from peagle.ops.products.product import Epilogue
 from peagle.ops.triton import kernels
 from peagle.ops.weight import QuantizedWeight, Weight
 
@@ -18,9 +18,9 @@ depth, and a product leaves its sums of squares for the next one."""
 class FewRows(CuBLAS):
     """Those of tensors; where gated, no bias."""
 
-    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
-        fits = product.rows <= MOST_ROWS and not product.depth % UNIT
-        return fits and super().takes(product, x, layer)
+    def takes(self, x: Normed, layer: Linear, epilogue: Epilogue) -> bool:
+        rows, depth = x.x.shape
+        return rows <= MOST_ROWS and not depth % UNIT and super().takes(x, layer, epilogue)
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         return kernels("few_rows").linear(x.x, x.squares, x.eps, layer.weight, layer.bias)
@@ -37,8 +37,8 @@ class FewRows(CuBLAS):
 class WeightOnly(FewRows):
     """Weights of few bits, read as they are and widened in registers; inputs in 16 bits."""
 
-    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
-        return not product.dense and covers(layer.weight)
+    def takes(self, x: Normed, layer: Linear, epilogue: Epilogue) -> bool:
+        return isinstance(layer.weight, QuantizedWeight) and covers(layer.weight)
 
     def gated(self, x: Normed, layer: Linear) -> Tensor:
         return (FewRows if layer.bias is None else CuBLAS).gated(self, x, layer)
@@ -51,7 +51,7 @@ class BatchInvariant(CuBLAS):
     """Products whose rows do not depend on what other rows there are, for layers that ask for it;
     what is around them has launches of its own."""
 
-    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
+    def takes(self, x: Normed, layer: Linear, epilogue: Epilogue) -> bool:
         return layer.batch_invariant and x.squares is None and covers(layer.weight)
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:

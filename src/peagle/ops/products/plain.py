@@ -5,7 +5,7 @@ from torch import Tensor
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.products.normed import Normed
-from peagle.ops.products.product import Product
+from peagle.ops.products.product import Epilogue
 from peagle.ops.swiglu import swiglu
 from peagle.ops.weight import multiply
 
@@ -13,7 +13,7 @@ from peagle.ops.weight import multiply
 class Plain:
     """One way to compute a layer's products, each with one of the epilogues: step by step."""
 
-    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
+    def takes(self, x: Normed, layer: Linear, epilogue: Epilogue) -> bool:
         """On a GPU: whether it covers this product and is worth it. Arguments as below."""
         return True
 

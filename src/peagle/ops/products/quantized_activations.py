@@ -8,7 +8,7 @@ from torch.nn.functional import ScalingType
 from peagle.ops.linear import Linear
 from peagle.ops.products.cublas import CuBLAS
 from peagle.ops.products.normed import Normed
-from peagle.ops.products.product import Product
+from peagle.ops.products.product import Epilogue
 from peagle.ops.quantized_activations import quantize
 from peagle.ops.triton import on_hopper
 from peagle.ops.weight import FP8, QuantizedWeight
@@ -27,9 +27,9 @@ MOST_EXACT = 64
 class QuantizedActivations(CuBLAS):
     """W8A8: the one exception to inputs in 16 bits."""
 
-    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
+    def takes(self, x: Normed, layer: Linear, epilogue: Epilogue) -> bool:
         weight = layer.weight
-        if not isinstance(weight, QuantizedWeight) or product.rows <= MOST_EXACT:
+        if not isinstance(weight, QuantizedWeight) or len(x.x) <= MOST_EXACT:
             return False
         if not weight.dynamic_activations or x.squares is not None or not covers(weight):
             return False

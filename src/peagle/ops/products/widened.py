@@ -7,9 +7,9 @@ from peagle.ops.linear import Linear
 from peagle.ops.products.cublas import CuBLAS
 from peagle.ops.products.few_rows import covers
 from peagle.ops.products.normed import Normed
-from peagle.ops.products.product import Product
+from peagle.ops.products.product import Epilogue
 from peagle.ops.triton import kernels
-from peagle.ops.weight import FP8
+from peagle.ops.weight import FP8, QuantizedWeight
 
 FEW = 512
 """Rows up to which weights are widened in registers, again for each tile of rows."""
@@ -22,9 +22,11 @@ it begins at whole 16 bytes of the result, as cuBLAS's fast kernels want."""
 class Widened(CuBLAS):
     """Weights of few bits, by cuBLAS."""
 
-    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
-        covered = product.format != FP8.name or covers(layer.weight)
-        return product.rows > FEW and not product.dense and covered
+    def takes(self, x: Normed, layer: Linear, epilogue: Epilogue) -> bool:
+        weight = layer.weight
+        if not isinstance(weight, QuantizedWeight):
+            return False
+        return len(x.x) > FEW and (weight.format != FP8 or covers(weight))
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         weight, (outputs, depth) = layer.weight, layer.weight.shape
