@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from peagle.configuration import Config, PositiveInt, parse_json_option
 from peagle.errors import ConfigError, InputError
@@ -22,6 +22,7 @@ DrafterFormat = Literal["fp8"]
 """What a drafter's weights may be rounded to when they are loaded."""
 
 
+Method = Annotated[str, AfterValidator(lambda name: "mtp" if name in MTP_NAMES else name)]
 AcceptanceRate = Annotated[float, Field(ge=0, le=1)]
 MOST_TREE_NODES = 30
 """A row's way from the root is kept in the bits of an int32."""
@@ -48,7 +49,7 @@ class SpeculativeConfig(Config):
     Method `ngram` has no drafter: drafts are looked up in the request's own text.
     """
 
-    method: str = "eagle3"
+    method: Method = "eagle3"
     """eagle3, whichever kind the drafter is of; dflash, which a head's files say, too; mtp, the
     target's own head; ngram; or a proposer of another package, by the name of its entry point."""
     model: str | None = None
@@ -78,11 +79,6 @@ class SpeculativeConfig(Config):
     then; this is for measuring time."""
     synthetic_acceptance_rates: tuple[AcceptanceRate, ...] | None = None
     """In which share of cycles draft 1, 2, ... K is accepted, none above the one before."""
-
-    @field_validator("method")
-    @classmethod
-    def _newer_name(cls, method: str) -> str:
-        return "mtp" if method in MTP_NAMES else method
 
     def model_post_init(self, _: Any) -> None:
         self._check_synthetic()

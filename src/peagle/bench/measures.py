@@ -58,10 +58,8 @@ class Measures:
 def measure(completions: Sequence[Completion], seconds: float) -> Measures:
     """All measures of requests that together took `seconds` of wall time."""
     done = [completion for completion in completions if completion.token_times]
-    accepted = Acceptance(
-        acceptance_length(done), acceptance_rates(done), acceptance_interval(done)
-    )
-    found = measured([completion.token_times for completion in done], accepted, seconds)
+    drafts = Acceptance(acceptance_length(done), acceptance_rates(done), acceptance_interval(done))
+    found = measured([completion.token_times for completion in done], drafts, seconds)
     return replace(found, tokens_per_cycle=_pooled(done).tokens_per_cycle)
 
 

@@ -101,10 +101,8 @@ class Results:
             if runs and (other.data, other.temperature, other.is_server) == alike:
                 if other.method != "none" and not other.is_server:
                     return None
-                rounds = zip(*(run.outputs for run in runs), strict=True)
-                return tuple(
-                    next((one for one in each if one is not None), None) for each in rounds
-                )
+                every = zip(*(run.outputs for run in runs), strict=True)
+                return tuple(next((o for o in each if o is not None), None) for each in every)
         return None
 
 

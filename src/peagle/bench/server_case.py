@@ -180,9 +180,7 @@ async def _warm_up(ready: Sequence[ServerCase]) -> None:
         await server.learn(*_first_tokens(first[0].asked[0]))
         for one in first:
             few = one.asked[: one.case.concurrency or 1]
-            done = Conversations(
-                server, [_first_tokens(each) for each in few], "warm-up", lambda: None
-            )
+            done = Conversations(server, [*map(_first_tokens, few)], "warm-up", lambda: None)
             await done.in_flight(len(few))
 
 

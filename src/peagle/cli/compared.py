@@ -80,12 +80,8 @@ class Compared(BothDrafters):
             drafters[by] = one.model
         methods = self.run(("none", by))
         pair = choose_pair(methods, target, drafters)
-        return methods, replace(
-            pair,
-            quantization=one.quantization,
-            num_tree_nodes=one.num_tree_nodes,
-            lookup=one.lookup or pair.lookup,
-        )
+        asked = one.model_dump(include={"quantization", "num_tree_nodes"})
+        return methods, replace(pair, **asked, lookup=one.lookup or pair.lookup)
 
     def cases(
         self, methods: Sequence[str], drafters: "Mapping[str, NetworkConfig]", grid: "Grid"

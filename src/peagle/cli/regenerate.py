@@ -133,11 +133,9 @@ def regenerate(
             return opened.enter_context(closing(open_async_llm(place, speculation, config)))
 
         if work.self_prompted is not None:
-            questions = work.output.with_suffix(".questions.jsonl")
-            _write_questions(
-                questions, place, work.self_prompted, engine, params.seed or 0, variables
-            )
-            conversations = read_conversations([str(questions)], work.limit or work.self_prompted)
+            path = work.output.with_suffix(".questions.jsonl")
+            _write_questions(path, place, work.self_prompted, engine, params.seed or 0, variables)
+            conversations = read_conversations([str(path)], work.limit or work.self_prompted)
         waiting = {asked: one for asked, one in conversations.items() if asked not in file.done}
         tally = Tally(len(conversations) - len(waiting), len(file.done - conversations.keys()))
 
@@ -276,13 +274,11 @@ def _write_questions(
     if file.count >= wanted:
         return
     llm = engine()
-    questioner = Questioner(llm, seed, variables)
+    ask = Questioner(llm, seed, variables).ask
     console = Console(stderr=True)
     with progress_bar(console, "questions", wanted, file.count, transient=True) as update:
         told = functools.partial(update, advance=1, description="")
-        asyncio.run(
-            write_questions(questioner.ask, file, wanted, llm.llm.engine.max_num_seqs, told)
-        )
+        asyncio.run(write_questions(ask, file, wanted, llm.llm.engine.max_num_seqs, told))
 
 
 def _ask_endpoint(run: "Run", work: Answering) -> None:

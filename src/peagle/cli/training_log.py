@@ -60,12 +60,10 @@ class TrainingLog:
             if report.estimate is not None:
                 draw_curves(self._entries, self._recipe.loss, self._directory / CURVES)
 
-    def add_engine(self, step: int, acceptance_length: float) -> None:
+    def add_engine(self, step: int, length: float) -> None:
         """Write the engine's acceptance length of the best drafter, at the end; raises as `add`."""
         with self._writing():
-            self._write(
-                {"step": step, "engine_acceptance_length": acceptance_length, **self._now()}
-            )
+            self._write({"step": step, "engine_acceptance_length": length, **self._now()})
 
     def _writing(self) -> AbstractContextManager[None]:
         return writing(self._directory, "make room, and the same command goes on")

@@ -196,10 +196,8 @@ class HarmonyDialect:
         ids = self._markers.ids
         start = next((i for i in reversed(range(len(prompt))) if ids.get(prompt[i]) == START), None)
         for token in prompt[start:] if start is not None else ():
-            events = (
-                parser.marker(ids[token]) if token in ids else parser.text(self._decode([token]))
-            )
-            for _ in events:
+            said = parser.marker(ids[token]) if token in ids else parser.text(self._decode([token]))
+            for _ in said:
                 pass  # what the prompt says is no answer
         return parser
 

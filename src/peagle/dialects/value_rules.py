@@ -10,6 +10,7 @@ from peagle.dialects.tools import Tool
 from peagle.grammar import whole_pattern
 from peagle.sandbox import in_sandbox
 
+RulesOf = Callable[[str, Argument], list[str]]
 NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 NOT_KEPT = ("patternProperties", "minProperties", "maxProperties", "anyOf")
 """Keywords that these rules leave out; the last one stands for too many alternatives."""
@@ -22,11 +23,7 @@ BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 def object_rules(
-    name: str,
-    options: Sequence[Option],
-    tool: Tool,
-    separator: str,
-    rules_of: Callable[[str, Argument], list[str]],
+    name: str, options: Sequence[Option], tool: Tool, separator: str, rules_of: RulesOf
 ) -> list[str]:
     """Rules of `name`: the named values of an object in order, with separators between them.
 

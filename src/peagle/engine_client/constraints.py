@@ -15,7 +15,7 @@ class Constraints:
     """Makes the constraints of one engine's requests; safe to call from several threads."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, end_tokens: Sequence[int]) -> None:
-        self._tokenizer, self._vocab_size, self._end_tokens = tokenizer, vocab_size, end_tokens
+        self._tokenizer, self._vocab_size, self._ends = tokenizer, vocab_size, end_tokens
         self._making = threading.Lock()
         self._compiler: GrammarCompiler | None = None
 
@@ -37,7 +37,5 @@ class Constraints:
     def _grammars(self) -> GrammarCompiler:
         with self._making:
             if self._compiler is None:
-                self._compiler = GrammarCompiler(
-                    self._tokenizer, self._vocab_size, self._end_tokens
-                )
+                self._compiler = GrammarCompiler(self._tokenizer, self._vocab_size, self._ends)
             return self._compiler

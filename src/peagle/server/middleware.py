@@ -143,10 +143,8 @@ class Authentication:
         if is_open or (known := self._known(Headers(scope=scope))) is not None:
             KEY.set(None if is_open or len(self._digests) == 1 else known)
             return await self._app(scope, receive, send)
-        refusal = APIError(
-            401, "a valid API key is required", headers={"WWW-Authenticate": "Bearer"}
-        )
-        return await refusal.response_on(scope["path"])(scope, receive, send)
+        error = APIError(401, "a valid API key is required", headers={"WWW-Authenticate": "Bearer"})
+        return await error.response_on(scope["path"])(scope, receive, send)
 
     def _known(self, headers: Headers) -> str | None:
         """The digest of the key that is given; None: it is none of ours.

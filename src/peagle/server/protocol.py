@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, RootModel, field_validator, model_validator
+from pydantic import AfterValidator, Field, RootModel, model_validator
 from pydantic_core import PydanticCustomError
 
 from peagle import config
@@ -210,6 +210,13 @@ class Thinking(Body):
     budget_tokens: Count | None = None
 
 
+def _unreserved(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    if taken := sorted(RESERVED & (given or {}).keys()):
+        told = "{key} is no variable of a template; leave it out"
+        raise PydanticCustomError("reserved", told, {"key": taken[0]})
+    return given
+
+
 class TemplateFields(Body):
     """What a chat template is told: whether the model is to think, and more."""
 
@@ -219,17 +226,8 @@ class TemplateFields(Body):
     """The same in Qwen's API."""
     thinking_token_budget: Count | None = None
     """Most tokens of thoughts, as vLLM calls it."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, AfterValidator(_unreserved)] = None
     """More variables for the chat template, such as `enable_thinking`."""
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _leave_arguments_alone(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        taken = sorted(RESERVED & (given or {}).keys())
-        if taken:
-            told = "{key} is no variable of a template; leave it out"
-            raise PydanticCustomError("reserved", told, {"key": taken[0]})
-        return given
 
     @property
     def thought_tokens(self) -> int | None:

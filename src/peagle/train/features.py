@@ -17,6 +17,8 @@ from peagle.train.packing import Batch, Document, pack
 from peagle.transfer import to_device
 
 Split = Literal["training", "validation"]
+Taps = tuple[int, ...]
+"""Target layers whose streams are read."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class FeatureSource(ABC):
 class TargetFeatures(FeatureSource):
     """Features by our own decoder."""
 
-    def __init__(self, target: Decoder, taps: tuple[int, ...]) -> None:
+    def __init__(self, target: Decoder, taps: Taps) -> None:
         self.device, self._target, self._taps = target.embed.weight.device, target, taps
 
     def __call__(self, split: Split, rows: Tensor, batch: Batch) -> Features:
@@ -151,7 +153,7 @@ def unfold(heads: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def target_features(target: Decoder, batch: Batch, taps: tuple[int, ...]) -> Features:
+def target_features(target: Decoder, batch: Batch, taps: Taps) -> Features:
     """Run the target once over a batch; documents do not see each other."""
     device = target.embed.weight.device
     tokens, positions = to_device(device, batch.tokens, batch.positions)

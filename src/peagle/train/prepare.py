@@ -97,12 +97,9 @@ def read_rows(recipe: Recipe, teacher: Teacher) -> tuple[PackedRows, PackedRows,
 
     Raises `InputError` for data that cannot be used.
     """
+    load = partial(load_tokenizer, teacher.directory)
     documents, summary = read_documents(
-        recipe.data,
-        partial(load_tokenizer, teacher.directory),
-        recipe.row_length,
-        recipe.overlong,
-        teacher.spec.vocab_size,
+        recipe.data, load, recipe.row_length, recipe.overlong, teacher.spec.vocab_size
     )
     training, validation = split(documents, recipe)
     _check_chains(validation, recipe.num_speculative_tokens)

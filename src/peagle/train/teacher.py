@@ -24,7 +24,7 @@ from peagle.models.weights import (
     safetensors_files,
 )
 from peagle.train.digest import digest
-from peagle.train.features import FeatureSource, TargetFeatures
+from peagle.train.features import FeatureSource, Taps, TargetFeatures
 from peagle.train.parallel import Ranks
 from peagle.train.recipe import Recipe
 from peagle.train.sharding import load_sharded
@@ -68,12 +68,7 @@ class Teacher:
         return cls(directory, spec, own, recipe.feature_source, recipe.lora)
 
     def load(
-        self,
-        taps: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-        ranks: Ranks,
-        tell: Tell,
+        self, taps: Taps, dtype: torch.dtype, device: torch.device, ranks: Ranks, tell: Tell
     ) -> tuple[Ends, FeatureSource]:
         """Its ends, and features by its layers; ranks: those that share them.
 
@@ -95,9 +90,7 @@ class Teacher:
         widen_on_cpu(ends, ends.embed.weight)
         return ends, lambda stream: ends.norm(stream / self.spec.residual_multiplier)
 
-    def read_written(
-        self, taps: tuple[int, ...], dtype: torch.dtype, device: torch.device
-    ) -> FeatureSource:
+    def read_written(self, taps: Taps, dtype: torch.dtype, device: torch.device) -> FeatureSource:
         """Features by those that have written them."""
         assert self.written is not None
         ends, norm = self.ends(dtype, device)

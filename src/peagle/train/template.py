@@ -39,9 +39,7 @@ class ChatTemplate:
                 "text; add a tokenizer.json"
             )
         self._tokenizer = tokenizer
-        added = (
-            token.content for token in tokenizer.added_tokens_decoder.values() if token.special
-        )
+        added = (one.content for one in tokenizer.added_tokens_decoder.values() if one.special)
         self._special = tuple(sorted({*tokenizer.all_special_tokens, *added}))
         self._closing = re.compile(rf"\s*(?:{'|'.join(map(re.escape, self._special))})")
 
@@ -68,9 +66,7 @@ class ChatTemplate:
         """
         if not chats:
             return []
-        texts = [
-            self._render(chat, chat.messages[:-1], add_generation_prompt=True) for chat in chats
-        ]
+        texts = [self._render(one, one.messages[:-1], add_generation_prompt=True) for one in chats]
         return self._tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
 
     def _encode(self, chats: Sequence[Chat], last: bool = False) -> list[Document]:

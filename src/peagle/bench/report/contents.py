@@ -49,14 +49,11 @@ def contents(
     """The report on median runs, at least one."""
     advice = [advise(same) for same in by_load(runs).values()]
     first, synthetic = runs[0].case, environment.get("synthetic")
+    doubted = [f"Do not rely on these figures: {doubt}." for doubt in doubts(runs)]
     return Page(
         _title(environment, first),
         [
-            *(
-                Text(f"Do not rely on these figures: {doubt}.", warns=True)
-                for doubt in doubts(runs)
-            ),
-            *(Text(note, warns=True) for note in (synthetic, *notes) if note),
+            *(Text(note, warns=True) for note in (*doubted, synthetic, *notes) if note),
             SectionTitle("What to use"),
             *map(_decision, advice),
             *_cost(advice, price),
@@ -284,9 +281,7 @@ def _facts(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
             yield from _facts(value, f"{name}: ")
         elif isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
             for number, one in enumerate(value, start=1):
-                yield (
-                    f"{shown.removesuffix('s')} {number}",
-                    ", ".join(str(v) for v in one.values() if v),
-                )
+                told = ", ".join(str(v) for v in one.values() if v)
+                yield f"{shown.removesuffix('s')} {number}", told
         elif value not in (None, ""):
             yield shown, str(value)

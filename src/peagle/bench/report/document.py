@@ -1,11 +1,10 @@
 """A report's blocks, from which its page and its Markdown are written."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A table's cell of one or several lines."""
 
     lines: tuple[str, ...]
@@ -17,23 +16,20 @@ class Cell:
 Row = Sequence[str | Cell]
 
 
-@dataclass(frozen=True)
-class SectionTitle:
+class SectionTitle(NamedTuple):
     """A section's title."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """A paragraph."""
 
     text: str
     warns: bool = False
 
 
-@dataclass(frozen=True)
-class Counsel:
+class Counsel(NamedTuple):
     """What to do in one situation, and why."""
 
     situation: str
@@ -42,8 +38,7 @@ class Counsel:
     sure: bool
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A table; its first `keys` columns are texts, the others numbers."""
 
     head: Sequence[str]
@@ -54,16 +49,14 @@ class Table:
     """Whether the others are texts too."""
 
 
-@dataclass(frozen=True)
-class Tables:
+class Tables(NamedTuple):
     """Tables that may stand side by side, and are shown where they are asked for."""
 
     title: str
     tables: Sequence[Table]
 
 
-@dataclass(frozen=True)
-class Plot:
+class Plot(NamedTuple):
     """A drawing, as SVG, and what it shows in words."""
 
     name: str
@@ -71,8 +64,7 @@ class Plot:
     svg: str
 
 
-@dataclass(frozen=True)
-class Plots:
+class Plots(NamedTuple):
     """Drawings, one below the other."""
 
     plots: Sequence[Plot]
@@ -81,8 +73,7 @@ class Plots:
 Block = SectionTitle | Text | Counsel | Table | Tables | Plots
 
 
-@dataclass(frozen=True)
-class Page:
+class Page(NamedTuple):
     """A title, and what stands below it."""
 
     title: str

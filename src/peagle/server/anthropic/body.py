@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from peagle.server.body import Body, Items, Positive
+from peagle.server.messages import text_kind
 from peagle.server.protocol import TranslatedBody
 from peagle.server.tool_body import Function
 from peagle.server.variants import KNOWN_TYPE, result_part, usual_type
@@ -59,12 +60,7 @@ class ToolResultBlock(Body):
 class NotText(Body):
     """What no text stands for."""
 
-    type: Literal["image", "document"]
-
-    @field_validator("type")
-    @classmethod
-    def _refuse(cls, kind: str) -> str:
-        raise ValueError(f"{kind} is not supported; this model reads only text")
+    type: Annotated[Literal["image", "document"], AfterValidator(text_kind)]
 
 
 Block = Annotated[

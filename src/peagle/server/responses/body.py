@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from peagle.server.body import Body, Integer, Items, Positive, refused
 from peagle.server.messages import TEXTS, ContentPart
@@ -165,6 +165,12 @@ class ReasoningOptions(Body):
     """The former name of `summary`."""
 
 
+def _without_scores(names: list[str] | None) -> list[str] | None:
+    if "message.output_text.logprobs" in (names or ()):
+        raise ValueError(NO_SCORES)
+    return names
+
+
 class ResponsesBody(TranslatedBody):
     """OpenAI's fields, and some of our own that chat completions have too."""
 
@@ -176,7 +182,7 @@ class ResponsesBody(TranslatedBody):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    include: Items[str] | None = None
+    include: Annotated[Items[str] | None, AfterValidator(_without_scores)] = None
     metadata: dict[str, Any] | None = None
     stop: str | Items[str] | None = None
     previous_response_id: Annotated[str | None, refused(NOTHING_KEPT)] = None
@@ -186,13 +192,6 @@ class ResponsesBody(TranslatedBody):
     top_logprobs: Annotated[Integer | None, refused(NO_SCORES)] = None
     store: bool | None = None
     """Nothing is kept here either way."""
-
-    @field_validator("include")
-    @classmethod
-    def _refuse_included_scores(cls, names: list[str] | None) -> list[str] | None:
-        if "message.output_text.logprobs" in (names or ()):
-            raise ValueError(NO_SCORES)
-        return names
 
     @property
     def summarizes_thoughts(self) -> bool:

@@ -17,17 +17,12 @@ from peagle.ops.triton.gluon import (
     meet,
     scales_of,
 )
-from peagle.ops.triton.hopper_product.shape import BOX, GROUPS, LINES, PANEL, STEP
-from peagle.ops.triton.layer_chain.products import GATED, PLAIN
+from peagle.ops.triton.hopper_product.shape import GROUPS, LINES, PANEL, STEP
+from peagle.ops.triton.layer_chain.products import GATED, PLAIN, halves
 
+LANES, WARPS = [[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]]
 SCALES = gl.constexpr(
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [8, 0]],
-        lane_bases=[[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[64, 4],
-    )
+    gl.DistributedLinearLayout([[0, 1], [0, 2], [8, 0]], LANES, WARPS, [], [64, 4])
 )
 """Four scales of each line that a thread multiplies numbers of."""
 
@@ -76,7 +71,7 @@ def _gathered(total, tile, results, work, GROUP: gl.constexpr, P: gl.constexpr):
         whole = gl.atomic_add(arrivals, 1, sem="acq_rel") == behind - before
         if whole:
             gl.store(arrivals, 0)
-            total = _zeros(P)
+            total = gl.full([LINES, P.rows], 0.0, gl.float32, P.sums)
             # in one order, whichever program came last
             for program in range(before, behind + 1):
                 theirs = _left_at(program, begin, results, units, GROUP, P)
@@ -97,14 +92,6 @@ def _left_at(program, begin, results, units, GROUP: gl.constexpr, P: gl.constexp
 
 
 @gluon.jit
-def _zeros(P: gl.constexpr):
-    """A group's sums of nothing yet: [lines, rows]."""
-    rows: gl.constexpr = P.rows
-    layout: gl.constexpr = P.sums
-    return gl.zeros([LINES, rows], gl.float32, layout)
-
-
-@gluon.jit
 def _sums(done, start, count, line, GROUP: gl.constexpr, ring, weight, depth, P: gl.constexpr):
     """A group's lines times rows, over some steps: [lines, rows]."""
     full, free, numbers, inputs = ring
@@ -113,7 +100,8 @@ def _sums(done, start, count, line, GROUP: gl.constexpr, ring, weight, depth, P:
     of_panels: gl.constexpr = [P.stages * 2, P.rows, PANEL]
     plain: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     panels = inputs._reinterpret(gl.bfloat16, of_panels, plain)
-    total = _zeros(P)
+    nothing = gl.full([LINES, P.rows], 0.0, gl.float32, P.sums)
+    total = nothing
     coming = _shared(weight, line, start * STEP, P)
     for step in range(count):
         slot = (done + step) % P.stages
@@ -122,7 +110,7 @@ def _sums(done, start, count, line, GROUP: gl.constexpr, ring, weight, depth, P:
         coming = _shared(weight, line, gl.minimum(at + STEP, depth - 1), P)
         mbarrier.wait(full.index(slot), (done + step) // P.stages & 1)
         left, right = _widened(of_lines.index(slot * GROUPS + GROUP), known, P)
-        own = total if P.packing.kind == "nvfp4" else _zeros(P)
+        own = total if P.packing.kind == "nvfp4" else nothing
         first, second = panels.index(slot * 2), panels.index(slot * 2 + 1)
         own = warpgroup_mma(left, first.permute((1, 0)), own, is_async=True)
         own = warpgroup_mma(right, second.permute((1, 0)), own, is_async=True)
@@ -214,7 +202,9 @@ def _finish(total, line, column, first_row, given, P: gl.constexpr):
     kind: gl.constexpr = results.out.dtype.element_ty
     layout: gl.constexpr = gl.SliceLayout(2, GATED) if P.form.gated else PLAIN
     if P.form.gated:
-        y = _gated(total.to(kind), P)
+        gate, up = halves(total.to(kind), P)
+        gate = gate.to(gl.float32)
+        y = gate / (1.0 + gl.exp(-gate)) * up.to(gl.float32)
     else:
         y = gl.convert_layout(total.to(kind), PLAIN).to(gl.float32)
     output = column + gl.arange(0, P.columns, gl.SliceLayout(1, layout))
@@ -237,22 +227,12 @@ def _finish(total, line, column, first_row, given, P: gl.constexpr):
 
 
 @gluon.jit
-def _gated(total, P: gl.constexpr):
-    """silu(gate) * up of a group's lines, which are 32 gates above what they gate: [32, rows]."""
-    both = gl.permute(gl.reshape(total, [2, BOX, P.rows]), (1, 2, 0))
-    gate, up = gl.split(gl.convert_layout(both, GATED))
-    gate = gate.to(gl.float32)
-    return gate / (1.0 + gl.exp(-gate)) * up.to(gl.float32)
-
-
-@gluon.jit
 def _over_rms(squares, first_row, rows, sizes, P: gl.constexpr):
     """One over the root mean square of each row: [rows]."""
     layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
-    height: gl.constexpr = P.rows
     part = gl.arange(0, 16, gl.SliceLayout(1, layout))[:, None]
-    row = first_row + gl.arange(0, height, gl.SliceLayout(0, layout))[None, :]
-    found = gl.zeros([16, height], gl.float32, layout)
+    row = first_row + gl.arange(0, P.rows, gl.SliceLayout(0, layout))[None, :]
+    found = gl.full([16, P.rows], 0.0, gl.float32, layout)
     for first in range(0, sizes.parts, 16):
         there = (first + part < sizes.parts) & (row < rows)
         found += gl.load(squares + (first + part) * sizes.held + row, mask=there, other=0.0)
