@@ -130,7 +130,7 @@ def test_an_unbound_request_beside_it_is_not_touched(llm: LLM):
 def test_forms_that_cannot_be_followed_are_refused(llm: LLM, form: StructuredOutputs, reason: str):
     with pytest.raises(InputError, match=rf"^structured outputs: {reason}$"):
         llm.generate([PROMPT], SamplingParams(structured_outputs=form))
-    assert not llm.engine.busy
+    assert not llm.engine.core.busy
 
 
 @pytest.mark.parametrize("grammar", ['root ::= "\\', "root ::= [\\", "root ::= ("])

@@ -38,7 +38,7 @@ class ToolCall(Body):
     function: FunctionCall
 
 
-def text_kind(kind: str) -> str:
+def _text_kind(kind: str) -> str:
     """Raise for a part that is no text."""
     if kind not in TEXTS:
         told = "{kind} is not supported; this model reads only text"
@@ -49,7 +49,7 @@ def text_kind(kind: str) -> str:
 class ContentPart(Body):
     """A piece of a message or item; only text is supported."""
 
-    type: Annotated[str, AfterValidator(text_kind)]
+    type: Annotated[str, AfterValidator(_text_kind)]
     text: str | None = None
     refusal: str | None = None
     thinking: Any = None

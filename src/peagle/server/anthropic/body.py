@@ -2,10 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 
 from peagle.server.body import Body, Items, Positive
-from peagle.server.messages import text_kind
 from peagle.server.protocol import TranslatedBody
 from peagle.server.tool_body import Function
 from peagle.server.variants import KNOWN_TYPE, result_part, usual_type
@@ -60,7 +59,12 @@ class ToolResultBlock(Body):
 class NotText(Body):
     """What no text stands for."""
 
-    type: Annotated[Literal["image", "document"], AfterValidator(text_kind)]
+    type: Literal["image", "document"]
+
+    @field_validator("type")
+    @classmethod
+    def _refuse(cls, kind: str) -> str:
+        raise ValueError(f"{kind} is not supported; this model reads only text")
 
 
 Block = Annotated[
