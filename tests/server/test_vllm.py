@@ -145,6 +145,16 @@ def test_the_bundled_pair_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("_vllm")
+def test_where_no_copy_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert main(["serve", "--engine", "vllm"]) == 2
+    assert "cannot be written: Not a directory; XDG_CACHE_HOME" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_vllm")
 def test_the_target_as_a_flag_leaves_vllms_own_flags_whole(monkeypatch: pytest.MonkeyPatch):
     given = ["--target", "t", "--tensor-parallel-size", "2", "--port", "9", "--enforce-eager"]
     found = command(given, monkeypatch)

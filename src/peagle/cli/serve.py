@@ -27,7 +27,7 @@ from peagle.cli.vllm_command import Command, read_command
 from peagle.config import ChatConfig, EngineConfig
 from peagle.configuration import PositiveInt, parse_json_option
 from peagle.errors import InputError, lacking, reason
-from peagle.files import read_yaml
+from peagle.files import read_yaml, writing
 from peagle.pair import bundled, or_bundled
 from peagle.server import sagemaker
 from peagle.server.settings import ServerSettings
@@ -320,7 +320,9 @@ def _as_vllm_reads(drafter: str) -> str:
 
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     own = hashlib.sha256(bytes(Path(drafter).resolve())).hexdigest()[:16]
-    given = str(unpacked(Path(drafter), caches / "peagle" / "unpacked" / own))
+    copy = caches / "peagle" / "unpacked" / own
+    with writing(copy, "XDG_CACHE_HOME names another place for it"):
+        given = str(unpacked(Path(drafter), copy))
     if given != drafter:
         typer.echo(f"vLLM reads no packed drafter: it is given {given}, in bfloat16", err=True)
     return given

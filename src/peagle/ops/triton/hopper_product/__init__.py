@@ -26,14 +26,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from peagle.ops.triton.fences import fence
 from peagle.ops.triton.gluon import digest, ring_barriers
 from peagle.ops.triton.hopper_product.copies import copy_all
-from peagle.ops.triton.hopper_product.shape import (
-    BOX,
-    GROUPS,
-    LINES,
-    PANEL,
-    STEP,
-    ProductShape,
-)
+from peagle.ops.triton.hopper_product.shape import BOX, GROUPS, LINES, PANEL, STEP, ProductShape
 from peagle.ops.triton.hopper_product.sums import first_unit, multiply_all
 from peagle.ops.triton.launch import counters, multiprocessors
 from peagle.ops.triton.product_call import ProductCall

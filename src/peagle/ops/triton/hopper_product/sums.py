@@ -9,14 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from peagle.ops.triton.gluon import (
-    bfloat16_of,
-    bytes_of,
-    e2m1_of,
-    integers_of,
-    meet,
-    scales_of,
-)
+from peagle.ops.triton.gluon import bfloat16_of, bytes_of, e2m1_of, integers_of, meet, scales_of
 from peagle.ops.triton.hopper_product.shape import GROUPS, LINES, PANEL, STEP
 from peagle.ops.triton.layer_chain.products import GATED, PLAIN, halves
 
