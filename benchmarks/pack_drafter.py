@@ -4,8 +4,9 @@
     python benchmarks/pack_drafter.py pair/peagle --out pair/peagle-int8 --bits 8
 
 The directory is in compressed-tensors' layout. Embeddings and norms stay as they are. With 8 bits
-scales are powers of two, so that bfloat16 and float16 hold every number exactly. What the rounding
-costs in acceptance, `peagle bench TARGET --peagle …` tells of the one and the other.
+scales are powers of two, so that bfloat16 holds every number exactly, and float16 all but those of
+the smallest scales. What the rounding costs in acceptance, `peagle bench TARGET --peagle …` tells
+of the one and the other.
 """
 
 import json

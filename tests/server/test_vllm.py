@@ -136,12 +136,30 @@ def test_its_own_flags_come_after_the_target(capsys: pytest.CaptureFixture[str])
 @pytest.mark.usefixtures("_vllm")
 def test_the_bundled_pair_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its drafter as a copy, since vLLM reads no packed one."""
-    for drafter in ([], ["--speculative-config", json.dumps({"model": str(bundled("chat"))})]):
+    chat = {"method": "eagle3", "model": str(bundled("chat"))}
+    for drafter in ([], ["--speculative-config", json.dumps(chat)]):
         found = command(drafter, monkeypatch)
         assert found[:2] == ["serve", str(bundled("target"))]
         copy = Path(json.loads(found[3])["model"])
         assert copy.is_relative_to(tmp_path / "cache" / "peagle")
         assert "quantization_config" not in json.loads((copy / "config.json").read_text())
+
+
+@pytest.mark.usefixtures("_vllm")
+@pytest.mark.parametrize(
+    "given", [{"method": "ngram", "model": None}, {"method": "eagle3", "model": "./plain/"}]
+)
+def test_what_is_not_packed_stays_as_it_is_said(
+    given: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    unpacked(bundled("peagle"), tmp_path / "plain")
+    found = command(["--speculative-config", json.dumps(given)], monkeypatch)
+    assert json.loads(found[3]).get("model") == given["model"]
+    assert "packed" not in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_vllm")

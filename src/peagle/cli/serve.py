@@ -300,8 +300,7 @@ def _start_vllm(
         stated = speculative_values(drafting.speculative_config)
     elif speculation := choose_speculation(target, drafting):
         stated = _as_its_files_say(speculation).model_dump(exclude_none=True)
-    if stated is not None and "model" in stated:
-        stated = {**stated, "model": _as_vllm_reads(stated["model"])}
+    stated = stated and _as_vllm_reads(stated)
     flags = {name: values for name, values in command.flags.items() if name not in KEEP}
     environment = dict(os.environ)
     if keep_alive := flags.pop("--timeout-keep-alive", None):
@@ -312,20 +311,22 @@ def _start_vllm(
     become(whole, environment)
 
 
-def _as_vllm_reads(drafter: str) -> str:
-    """The drafter, or a copy among the user's cached files whose products are not packed."""
-    if not (Path(drafter) / "config.json").is_file():
-        return drafter
+def _as_vllm_reads(stated: dict[str, Any]) -> dict[str, Any]:
+    """With a copy among the user's cached files in place of a drafter whose products are packed."""
     from peagle.drafters.checkpoint import unpacked
 
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    own = hashlib.sha256(bytes(Path(drafter).resolve())).hexdigest()[:16]
+    drafter = Path(str(stated.get("model")))
+    if stated.get("method") != "eagle3" or not (drafter / "config.json").is_file():
+        return stated
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    own = hashlib.sha256(bytes(drafter.resolve())).hexdigest()[:16]
     copy = caches / "peagle" / "unpacked" / own
     with writing(copy, "XDG_CACHE_HOME names another place for it"):
-        given = str(unpacked(Path(drafter), copy))
-    if given != drafter:
-        typer.echo(f"vLLM reads no packed drafter: it is given {given}, in bfloat16", err=True)
-    return given
+        given = unpacked(drafter, copy)
+    if given != copy:
+        return stated
+    typer.echo(f"vLLM reads no packed drafter: it is given {copy}, in bfloat16", err=True)
+    return {**stated, "model": str(copy)}
 
 
 def _as_its_files_say(speculation: SpeculativeConfig) -> SpeculativeConfig:

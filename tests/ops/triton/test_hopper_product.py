@@ -56,6 +56,19 @@ def test_a_product_with_a_bias(hopper: torch.device, form: str, rows: int):
     assert far(found, x.float() @ weight.dense().float().T + bias) < 0.01
 
 
+@torch.inference_mode()
+def test_programs_go_on_in_the_next_tile(hopper: torch.device):
+    """More tiles than twelve programs, or than a GPU's, have steps of one tile alone."""
+    from peagle.ops.triton import few_rows
+
+    outputs = 192 * (13 if hopper.type == "cpu" else 140) + 8
+    weight = weight_of("int4 128", outputs, 256).to(hopper)
+    x = torch.randn(40, 256, device=hopper, dtype=torch.bfloat16)
+    for _ in range(2):  # counts are at zero again
+        found = few_rows.linear(x, None, 0.0, weight, None)
+        assert far(found, x.float() @ weight.dense().float().T) < 0.01
+
+
 @pytest.mark.parametrize("form", ["nvfp4", "int4 128", "fp8, blocks"])
 @torch.inference_mode()
 def test_gates_of_a_normed_stream(hopper: torch.device, form: str):

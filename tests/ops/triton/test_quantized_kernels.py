@@ -121,6 +121,14 @@ def test_strips_are_widened_to_what_they_stand_for(device: torch.device, form: s
     torch.testing.assert_close(found.cpu(), weight.cpu().dense()[7:41], atol=0, rtol=3e-7)
 
 
+@pytest.mark.parametrize(("depth", "whole"), [(72, False), (320, True)])
+def test_eight_bits_are_widened_first_where_runs_are_whole(depth: int, whole: bool):
+    layer = Linear(depth, 48)
+    replace_weight(layer, "weight", int8_weight(48, depth))
+    given = Normed(torch.zeros(513, depth), None, 0.0)
+    assert Widened().takes(given, layer, Epilogue.NONE) == whole
+
+
 def test_many_rows_are_multiplied_by_what_is_widened_first(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ):

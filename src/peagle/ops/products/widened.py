@@ -26,7 +26,9 @@ class Widened(CuBLAS):
         weight = layer.weight
         if not isinstance(weight, QuantizedWeight):
             return False
-        return len(x.x) > FEW and (weight.format != FP8 or covers(weight))
+        # of eight bits only whole runs lie as the kernel reads them
+        whole = weight.format.bits == 4 or weight.shape[-1] % weight.run == 0
+        return len(x.x) > FEW and whole and (weight.format != FP8 or covers(weight))
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         weight, (outputs, depth) = layer.weight, layer.weight.shape

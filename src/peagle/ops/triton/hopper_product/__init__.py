@@ -75,6 +75,7 @@ def covers(x: Tensor, weight: QuantizedWeight) -> bool:
     """Whether scales are of whole steps, or of E2M1's blocks of 16, and all can be copied."""
     wide, (lines, depth) = weight.block[1], weight.shape
     of_steps = weight.format in (FP8, INT4, INT8) and (wide % STEP.value == 0 or wide >= depth)
+    of_steps &= weight.zeros is None or weight.format == INT4
     runs = (of_steps and weight.run == STEP.value) or weight.format == NVFP4
     # copies are of whole panels of rows, and lines of the weight begin at 16 bytes
     whole = depth % PANEL.value == 0 and weight.numbers.shape[-1] % 16 == 0

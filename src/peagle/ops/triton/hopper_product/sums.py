@@ -39,7 +39,7 @@ def multiply_all(GROUP: gl.constexpr, ring, given, share, work, P: gl.constexpr)
         whole, total = _gathered(total, tile, results, work, GROUP, P)
         if whole:
             _finish(total, line, column, tile % across * P.rows, given, P)
-        unit += count
+        unit = unit + count
 
 
 @gluon.jit
