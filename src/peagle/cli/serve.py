@@ -313,11 +313,11 @@ def _start_vllm(
 
 def _as_vllm_reads(stated: dict[str, Any]) -> dict[str, Any]:
     """With a copy among the user's cached files in place of a drafter whose products are packed."""
-    from peagle.drafters.checkpoint import unpacked
-
     drafter = Path(str(stated.get("model")))
     if stated.get("method") != "eagle3" or not (drafter / "config.json").is_file():
         return stated
+    from peagle.drafters.checkpoint import unpacked
+
     caches = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     own = hashlib.sha256(bytes(drafter.resolve())).hexdigest()[:16]
     copy = caches / "peagle" / "unpacked" / own

@@ -153,16 +153,16 @@ def unpacked(directory: Path, copy: Path) -> Path:
     if not packed:
         return directory
     plain = {name: own for name, own in tensors.items() if not name.startswith(packed)}
+    quantization = read_quantization(directory)
     for begin in packed:
         name, sizes = f"{begin}weight", tuple(map(int, tensors[begin + shape]))
-        layout = read_quantization(directory).layout_of(name, tensors)
+        layout = quantization.layout_of(name, tensors)
         assert layout is not None
         rule = PackedRule.of(TensorRule(name, (name,), sizes[:1]), layout)
         weight = rule.join([tensors[own] for own in rule.theirs], sizes, None)
         plain[name] = dense(weight).to(torch.bfloat16)
     with replacing_directory(copy) as fresh:
-        save_tensors(fresh / "model.safetensors", plain)
-        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        _write(fresh, plain, config)
     return copy
 
 
@@ -322,7 +322,11 @@ def write_network(
 ) -> None:
     """Write a network's tensors, in a dtype, its vocabulary, and its `config.json`."""
     stored = {name: value.to(dtype) for name, value in tensors.items()}
-    save_tensors(directory / "model.safetensors", stored | _vocabulary_tensors(model))
+    _write(directory, stored | _vocabulary_tensors(model), config)
+
+
+def _write(directory: Path, tensors: dict[str, Tensor], config: Mapping[str, Any]) -> None:
+    save_tensors(directory / "model.safetensors", tensors)
     text = json.dumps(config, indent=2) + "\n"
     (directory / "config.json").write_text(text, encoding="utf-8")
 

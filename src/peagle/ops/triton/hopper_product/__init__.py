@@ -61,14 +61,17 @@ class Sizes(NamedTuple):
 def takes(call: ProductCall) -> bool:
     """Whether the kernel covers a call, and has enough to do to beat smaller programs."""
     rows, weight = len(call.x), call.weight
-    if isinstance(weight, Tensor) or call.fixed or not covers(call.x, weight):
+    # first of all what nearly every call of a cycle is: rows that fill no more than a small tile
+    if padded(rows) == padded(1) or isinstance(weight, Tensor) or call.fixed:
+        return False
+    if not covers(call.x, weight):
         return False
     if rows > MOST_ROWS and weight.format.bits == 8:
         return False  # a smaller program widens a number once for 128 rows
     shape, tiles = divided(call, weight)
     steps = tiles * triton.cdiv(weight.shape[1], STEP.value) // shape.programs
     least = LEAST_STEPS[weight.format.bits] if rows > FEW_ROWS else STEPS_OF_FEW
-    return padded(rows) > padded(1) and steps >= least
+    return steps >= least
 
 
 def covers(x: Tensor, weight: QuantizedWeight) -> bool:
