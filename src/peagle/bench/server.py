@@ -162,24 +162,22 @@ class Server:
         path = "/v1/chat/completions" if prompt.messages else "/v1/completions"
         body = json.dumps(self._body(prompt, params, salt)).encode()
         start = time.perf_counter() if due is None else due
+        hang_up = True
         try:
             async with asyncio.timeout(SILENCE) as silence:
                 reply = await connection.ask("POST", path, body)
                 if reply.status != 200:
                     raise RequestFailedError(await _complaint(reply), reply.status)
                 answer = await _read(reply, start, silence)
-        except RequestFailedError:
-            connection.close()
-            raise
+            hang_up = reply.last
+            return answer
         except TimeoutError:
-            connection.close()
             raise RequestFailedError(f"nothing came for {SILENCE:g} s") from None
         except (OSError, EOFError, ValueError) as error:
-            connection.close()
             raise RequestFailedError(reason(error) or type(error).__name__) from None
-        if reply.last:
-            connection.close()
-        return answer
+        finally:
+            if hang_up:
+                connection.close()
 
     def _body(self, prompt: Prompt, params: SamplingParams, salt: str) -> dict[str, Any]:
         asked = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
