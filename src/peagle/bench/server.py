@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,14 +16,12 @@ from peagle.bench.prompts import Prompt
 from peagle.bench.server_metrics import DraftCounts
 from peagle.config import SamplingParams
 from peagle.errors import InputError, reason
-from peagle.server_url import server_url
+from peagle.server_url import authorized, server_url
 
 SILENCE = 120.0
 """Seconds without a byte after which a request has failed."""
 A_WHILE = 1.0
 """Seconds by which that may be less."""
-KEY = "OPENAI_API_KEY"
-"""The environment variable with the key that servers ask for."""
 OPTIONAL: Mapping[str, str] = {
     "cache_salt": "its prefix cache may answer prompts from the second round on",
     "ignore_eos": "answers end where the model ends them, so their lengths differ",
@@ -295,12 +292,6 @@ def _object(found: Any) -> dict[str, Any]:
 def _objects(found: Any) -> list[dict[str, Any]]:
     """What was read, if it is a list, in it what is no object as an empty one; else nothing."""
     return [_object(one) for one in found] if isinstance(found, list) else []
-
-
-def authorized() -> dict[str, str]:
-    """The header with the key, if there is one."""
-    key = os.environ.get(KEY)
-    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def most_common(reasons: Iterable[str]) -> str:

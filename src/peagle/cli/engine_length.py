@@ -7,13 +7,12 @@ import httpx2
 import torch
 
 from peagle.bench.rounds import give_back
-from peagle.bench.server import authorized
 from peagle.bench.server_metrics import DraftCounts
 from peagle.completion import check_finished
 from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.errors import InputError
 from peagle.llm import LLM
-from peagle.server_url import server_url
+from peagle.server_url import authorized, server_url
 from peagle.speculation import DraftTotals
 from peagle.train.packing import PackedRows
 from peagle.train.recipe import Recipe

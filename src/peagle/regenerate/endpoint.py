@@ -10,7 +10,7 @@ import httpx2
 from peagle.config import SamplingParams
 from peagle.errors import InputError
 from peagle.regenerate.answers import NoAnswerError, Regeneration
-from peagle.server_url import server_url
+from peagle.server_url import authorized, server_url
 from peagle.train.samples import Message, Tools
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -30,11 +30,7 @@ THOUGHTS = ("reasoning_content", "reasoning")
 
 @asynccontextmanager
 async def open_endpoint(
-    url: str,
-    model: str,
-    key: str | None,
-    connections: int,
-    variables: Mapping[str, Any] | None = None,
+    url: str, model: str, connections: int, variables: Mapping[str, Any] | None = None
 ) -> AsyncIterator["Endpoint"]:
     """A server's API below `url`, such as http://host:8000/v1. Raises `InputError`.
 
@@ -42,7 +38,7 @@ async def open_endpoint(
     """
     server_url(url, "endpoint {} is not a URL; give one such as http://localhost:8000/v1")
     client = httpx2.AsyncClient(
-        headers={"Authorization": f"Bearer {key}"} if key else {},
+        headers=authorized(),
         timeout=httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
         limits=httpx2.Limits(max_connections=connections),
     )
