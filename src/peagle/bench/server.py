@@ -17,6 +17,7 @@ from peagle.bench.server_metrics import DraftCounts
 from peagle.config import SamplingParams
 from peagle.errors import InputError, reason
 from peagle.server_url import authorized, server_url
+from peagle.train.samples import parsed
 
 SILENCE = 120.0
 """Seconds without a byte after which a request has failed."""
@@ -278,10 +279,7 @@ def _message(body: Mapping[str, Any]) -> str:
 
 def _json(body: bytes | None) -> dict[str, Any]:
     """A JSON object; nothing for what is none."""
-    try:
-        return _object(json.loads(body or b"{}"))
-    except ValueError:
-        return {}
+    return _object(parsed(body or b""))
 
 
 def _object(found: Any) -> dict[str, Any]:
