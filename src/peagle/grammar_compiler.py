@@ -92,7 +92,9 @@ class GrammarConstraint:
         self._masked = len(drafts) + 1
         if fault is not None:
             self._masked, self._fault = len(masks), fault
-            self._go_back()
+            # to the end of the output: after an error, even among drafts, rollback fails
+            self._matcher = self._unused.deep_copy()
+            self._take(self._taken)
         else:
             self._matcher.rollback(len(masks) - 1)
         anything = torch.full((self._bytes,), 255, dtype=torch.uint8)
@@ -135,11 +137,6 @@ class GrammarConstraint:
         mask = bytearray(self._matcher.compute_bitmask()[: self._bytes])
         mask[-1] &= 0xFF >> (-self._vocab_size % 8)
         return torch.frombuffer(mask, dtype=torch.uint8)
-
-    def _go_back(self) -> None:
-        """Return to the end of the output: after an error, even among drafts, rollback fails."""
-        self._matcher = self._unused.deep_copy()
-        self._take(self._taken)
 
     def _take(self, tokens: Sequence[int]) -> None:
         for token in tokens:

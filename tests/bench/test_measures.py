@@ -5,14 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.bench.measures import (
-    acceptance_interval,
-    acceptance_length,
-    acceptance_rates,
-    measure,
-    percentiles,
-    token_gaps,
-)
+from peagle.bench.measures import acceptance_interval, measure, percentiles, token_gaps
 from peagle.completion import Completion
 from peagle.speculation import Speculation
 
@@ -32,8 +25,9 @@ TWO = [
 
 
 def test_acceptance_is_counted_over_all_cycles_of_all_requests():
-    assert acceptance_length(TWO) == pytest.approx(1 + 6 / 4)
-    assert acceptance_rates(TWO) == pytest.approx((3 / 4, 2 / 4, 1 / 4))
+    found = measure(TWO, 1.0)
+    assert found.acceptance_length == pytest.approx(1 + 6 / 4)
+    assert found.acceptance_rate_per_position == pytest.approx((3 / 4, 2 / 4, 1 / 4))
 
 
 def test_cycles_without_drafts_count_apart():
@@ -47,13 +41,15 @@ def test_cycles_without_drafts_count_apart():
 
 
 def test_the_rates_and_the_length_agree():
-    assert acceptance_length(TWO) == pytest.approx(1 + sum(acceptance_rates(TWO)))
+    found = measure(TWO, 1.0)
+    expected = 1 + sum(found.acceptance_rate_per_position)
+    assert found.acceptance_length == pytest.approx(expected)
 
 
 def test_without_speculation_every_cycle_emits_one_token():
-    none = [completion([0.1, 0.2], k=0)]
-    assert acceptance_length(none) == 1.0
-    assert acceptance_rates(none) == ()
+    found = measure([completion([0.1, 0.2], k=0)], 1.0)
+    assert found.acceptance_length == 1.0
+    assert found.acceptance_rate_per_position == ()
 
 
 def test_the_lengths_interval_is_over_requests():
@@ -62,7 +58,7 @@ def test_the_lengths_interval_is_over_requests():
     assert acceptance_interval(alike) == pytest.approx((2.0, 2.0))
     spread = [completion([0.1], accepted=[drafts]) for drafts in (0, 1, 2, 3) * 16]
     low, high = acceptance_interval(spread)
-    assert low < acceptance_length(spread) < high
+    assert low < measure(spread, 1.0).acceptance_length < high
     assert high - low == pytest.approx(2 * 1.96 * (1.25 / 64) ** 0.5, rel=0.1)
     none = completion([0.1, 0.2])
     assert acceptance_interval([*spread, none]) == (low, high)

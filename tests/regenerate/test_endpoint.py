@@ -45,11 +45,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-def ask(
-    url: str, key: str | None = None, params: SamplingParams = PARAMS, **more: Any
-) -> Regeneration:
+def ask(url: str, params: SamplingParams = PARAMS, **more: Any) -> Regeneration:
     async def run() -> Regeneration:
-        async with open_endpoint(url, "m", key, 4, more.get("variables")) as endpoint:
+        async with open_endpoint(url, "m", 4, more.get("variables")) as endpoint:
             return await endpoint.chat([user("a")], more.get("tools"), params)
 
     return asyncio.run(run())
@@ -57,7 +55,7 @@ def ask(
 
 def complete(url: str) -> Regeneration:
     async def run() -> Regeneration:
-        async with open_endpoint(url, "m", None, 4) as endpoint:
+        async with open_endpoint(url, "m", 4) as endpoint:
             return await endpoint.complete("x", PARAMS)
 
     return asyncio.run(run())
@@ -68,8 +66,9 @@ def test_variables_of_the_template_go_along(stub: Stub):
     assert stub.requests[0][2]["chat_template_kwargs"] == {"enable_thinking": False}
 
 
-def test_what_is_asked_and_answered(stub: Stub):
-    assert ask(stub.url + "/", key="secret", tools=TOOLS) == Regeneration(assistant("fine"), 4)
+def test_what_is_asked_and_answered(stub: Stub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    assert ask(stub.url + "/", tools=TOOLS) == Regeneration(assistant("fine"), 4)
     path, headers, body = stub.requests[0]
     assert path == "/v1/chat/completions"
     assert headers["authorization"] == "Bearer secret"
@@ -81,6 +80,7 @@ def test_what_is_asked_and_answered(stub: Stub):
         "temperature": 0.0,
         "return_token_ids": True,
     }
+    monkeypatch.delenv("OPENAI_API_KEY")
     assert complete(stub.url) == Regeneration(assistant("fine"), 4)
     path, headers, body = stub.requests[1]
     assert path == "/v1/completions"
@@ -121,7 +121,7 @@ def test_a_server_that_knows_no_ids_is_asked_without(stub: Stub):
     assert ask(stub.url) == Regeneration(assistant("fine"), 4)
 
     async def several() -> list[Regeneration]:
-        async with open_endpoint(stub.url, "m", None, 4) as endpoint:
+        async with open_endpoint(stub.url, "m", 4) as endpoint:
             asked = (endpoint.chat([user("a")], None, PARAMS) for _ in range(8))
             return await asyncio.gather(*asked)
 
@@ -273,7 +273,7 @@ def test_answers_are_the_engines(llm: AsyncLLM, url: str):
         ]
 
     async def by_endpoint() -> list[Regeneration]:
-        async with open_endpoint(url, "m", None, 4) as endpoint:
+        async with open_endpoint(url, "m", 4) as endpoint:
             return await run(endpoint)
 
     answers, own = asyncio.run(by_endpoint()), asyncio.run(run(EngineAnswerer(llm)))
@@ -305,7 +305,7 @@ def test_a_full_context_is_said_by_both(llm: AsyncLLM, url: str):
         asyncio.run(EngineAnswerer(llm).chat(messages, None, PARAMS))
 
     async def by_endpoint() -> None:
-        async with open_endpoint(url, "m", None, 4) as endpoint:
+        async with open_endpoint(url, "m", 4) as endpoint:
             await endpoint.chat(messages, None, PARAMS)
 
     with pytest.raises(NoAnswerError, match="maximum context length is 64 tokens"):

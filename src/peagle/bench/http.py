@@ -22,8 +22,7 @@ class HttpSession:
 
     def __init__(self, root: URL, headers: Mapping[str, str] | None = None) -> None:
         self._root, self._headers = root, headers or {}
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._round_trip = 0.0
         """Seconds that connecting took."""
 
@@ -34,21 +33,22 @@ class HttpSession:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    async def open(self) -> None:
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect, if it is not connected. Raises `OSError`."""
-        if self._writer is None or self._writer.is_closing():
+        if self._streams is None or self._streams[1].is_closing():
             root, began = self._root, time.monotonic()
             port, tls = root.port or PORTS[root.scheme], root.scheme == "https" or None
-            self._reader, self._writer = await asyncio.open_connection(
+            self._streams = await asyncio.open_connection(
                 root.host, port, limit=LONGEST_LINE, ssl=tls
             )
             self._round_trip = time.monotonic() - began
+        return self._streams
 
     def close(self) -> None:
         """Hang up, even in the middle of an answer."""
-        if self._writer is not None:
-            self._writer.close()
-            self._reader = self._writer = None
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
 
     async def ask(self, method: str, path: str, body: bytes = b"") -> "Reply":
         """Send a request and read the head of its answer. Raises `OSError` and `EOFError`."""
@@ -61,7 +61,7 @@ class HttpSession:
         lines = [f"{method} {self._root.path.rstrip('/')}{path} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         request = "\r\n".join([*lines, "", ""]).encode() + body
-        used, began = self._writer is not None, time.monotonic()
+        used, began = self._streams is not None, time.monotonic()
         try:
             return await self._send(request)
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -71,12 +71,10 @@ class HttpSession:
             return await self._send(request)
 
     async def _send(self, request: bytes) -> "Reply":
-        await self.open()
-        assert self._reader is not None, "it is open"
-        assert self._writer is not None, "it is open"
-        self._writer.write(request)
-        head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        return Reply.of(head, self._reader)
+        reader, writer = await self.open()
+        writer.write(request)
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        return Reply.of(head, reader)
 
     async def get(self, path: str) -> bytes | None:
         """The body of a page; None if there is none. Raises `OSError` and `EOFError`."""

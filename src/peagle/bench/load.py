@@ -15,6 +15,8 @@ from peagle.errors import InputError
 from peagle.llm import LLM
 
 WARM_UP_TOKENS = 16
+Tick = Callable[[], None]
+"""Called after each request."""
 
 
 def _nothing(answer: str) -> None:
@@ -60,10 +62,7 @@ class Workload(Protocol):
 
 
 def drive(
-    llm: LLM,
-    requests: Sequence[Exchange],
-    concurrency: int,
-    on_finish: Callable[[], None] = lambda: None,
+    llm: LLM, requests: Sequence[Exchange], concurrency: int, on_finish: Tick = lambda: None
 ) -> list[Completion]:
     """Complete all requests, keeping `concurrency` of them in flight while enough are left.
 
@@ -98,7 +97,7 @@ class EngineCase:
     llm: LLM
     requests: Sequence[Exchange]
 
-    def run(self, on_finish: Callable[[], None] = lambda: None) -> Run:
+    def run(self, on_finish: Tick = lambda: None) -> Run:
         """Complete all requests once; calls `on_finish` after each. Raises `InputError`."""
         start, own_start = time.perf_counter(), time.thread_time()
         completions = drive(self.llm, self.requests, self.case.concurrency, on_finish)

@@ -58,9 +58,11 @@ class Measures:
 def measure(completions: Sequence[Completion], seconds: float) -> Measures:
     """All measures of requests that together took `seconds` of wall time."""
     done = [completion for completion in completions if completion.token_times]
-    drafts = Acceptance(acceptance_length(done), acceptance_rates(done), acceptance_interval(done))
+    did = DraftTotals.pooled([completion.speculation for completion in done])
+    rates = tuple(count / max(did.cycles, 1) for count in did.accepted_per_position)
+    drafts = Acceptance(did.acceptance_length, rates, acceptance_interval(done))
     found = measured([completion.token_times for completion in done], drafts, seconds)
-    return replace(found, tokens_per_cycle=_pooled(done).tokens_per_cycle)
+    return replace(found, tokens_per_cycle=did.tokens_per_cycle)
 
 
 def measured(
@@ -81,17 +83,6 @@ def measured(
         output_tokens=tokens,
         acceptance_length_interval=accepted.interval if accepted else None,
     )
-
-
-def acceptance_length(completions: Sequence[Completion]) -> float:
-    """As `Acceptance.length`."""
-    return _pooled(completions).acceptance_length
-
-
-def acceptance_rates(completions: Sequence[Completion]) -> tuple[float, ...]:
-    """As `Acceptance.rates`."""
-    did = _pooled(completions)
-    return tuple(count / max(did.cycles, 1) for count in did.accepted_per_position)
 
 
 def acceptance_interval(completions: Sequence[Completion]) -> tuple[float, float] | None:
@@ -120,7 +111,3 @@ def token_gaps(times: Sequence[float]) -> Iterator[float]:
 def percentiles(values: Sequence[float]) -> Percentiles:
     """p50, p95 and p99, interpolated linearly; zeros if there is no value."""
     return Percentiles(*map(float, np.percentile(values or [0.0], (50, 95, 99))))
-
-
-def _pooled(completions: Sequence[Completion]) -> DraftTotals:
-    return DraftTotals.pooled([completion.speculation for completion in completions])

@@ -8,12 +8,9 @@ from typing import Protocol
 import torch
 
 from peagle.bench.case import Case, Setup
-from peagle.bench.load import EngineCase, Workload, open_case
+from peagle.bench.load import EngineCase, Tick, Workload, open_case
 from peagle.bench.runs import Failure, Run
 from peagle.errors import InputError, MemoryShortageError
-
-Tick = Callable[[], None]
-"""Called after each request."""
 
 
 class OpenCase(Protocol):

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,14 +16,13 @@ from peagle.bench.prompts import Prompt
 from peagle.bench.server_metrics import DraftCounts
 from peagle.config import SamplingParams
 from peagle.errors import InputError, reason
-from peagle.server_url import server_url
+from peagle.server_url import authorized, server_url
+from peagle.train.samples import parsed
 
 SILENCE = 120.0
 """Seconds without a byte after which a request has failed."""
 A_WHILE = 1.0
 """Seconds by which that may be less."""
-KEY = "OPENAI_API_KEY"
-"""The environment variable with the key that servers ask for."""
 OPTIONAL: Mapping[str, str] = {
     "cache_salt": "its prefix cache may answer prompts from the second round on",
     "ignore_eos": "answers end where the model ends them, so their lengths differ",
@@ -162,24 +160,22 @@ class Server:
         path = "/v1/chat/completions" if prompt.messages else "/v1/completions"
         body = json.dumps(self._body(prompt, params, salt)).encode()
         start = time.perf_counter() if due is None else due
+        hang_up = True
         try:
             async with asyncio.timeout(SILENCE) as silence:
                 reply = await connection.ask("POST", path, body)
                 if reply.status != 200:
                     raise RequestFailedError(await _complaint(reply), reply.status)
                 answer = await _read(reply, start, silence)
-        except RequestFailedError:
-            connection.close()
-            raise
+            hang_up = reply.last
+            return answer
         except TimeoutError:
-            connection.close()
             raise RequestFailedError(f"nothing came for {SILENCE:g} s") from None
         except (OSError, EOFError, ValueError) as error:
-            connection.close()
             raise RequestFailedError(reason(error) or type(error).__name__) from None
-        if reply.last:
-            connection.close()
-        return answer
+        finally:
+            if hang_up:
+                connection.close()
 
     def _body(self, prompt: Prompt, params: SamplingParams, salt: str) -> dict[str, Any]:
         asked = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
@@ -283,10 +279,7 @@ def _message(body: Mapping[str, Any]) -> str:
 
 def _json(body: bytes | None) -> dict[str, Any]:
     """A JSON object; nothing for what is none."""
-    try:
-        return _object(json.loads(body or b"{}"))
-    except ValueError:
-        return {}
+    return _object(parsed(body or b""))
 
 
 def _object(found: Any) -> dict[str, Any]:
@@ -297,12 +290,6 @@ def _object(found: Any) -> dict[str, Any]:
 def _objects(found: Any) -> list[dict[str, Any]]:
     """What was read, if it is a list, in it what is no object as an empty one; else nothing."""
     return [_object(one) for one in found] if isinstance(found, list) else []
-
-
-def authorized() -> dict[str, str]:
-    """The header with the key, if there is one."""
-    key = os.environ.get(KEY)
-    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def most_common(reasons: Iterable[str]) -> str:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from peagle.bench.case import Case
 from peagle.bench.http import HttpSession
-from peagle.bench.load import WARM_UP_TOKENS
+from peagle.bench.load import WARM_UP_TOKENS, Tick
 from peagle.bench.measures import Acceptance, measured
 from peagle.bench.prompts import Prompt
-from peagle.bench.rounds import Tick, take_turns
+from peagle.bench.rounds import take_turns
 from peagle.bench.runs import Failure, Run
 from peagle.bench.server import Observation, RequestFailedError, Server, most_common
 from peagle.config import SamplingParams

@@ -99,11 +99,8 @@ def random_block(shape: Shape, target: Decoder) -> Drafter:
 def block_config(shape: Shape) -> BlockConfig:
     """A DFlash head of the target's widths."""
     target = shape.target
-    heads = replace(heads_like(target), qk_norm=True, causal=False)
-    layer = LayerSpec(heads, MLPSpec(shape.draft_intermediate_size))
-    sizes = target.vocab_size, target.hidden_size
     return BlockConfig(
-        transformer=DecoderSpec(*sizes, BLOCK_LAYERS * (layer,), max_length=target.max_length),
+        transformer=_draft_layers(shape, BLOCK_LAYERS, qk_norm=True, causal=False),
         target_hidden_size=target.hidden_size,
         taps=default_block_taps(BLOCK_LAYERS, len(target.layers)),
         draft_vocab_size=target.vocab_size,
@@ -124,18 +121,23 @@ def _block_model(shape: Shape, target: Decoder) -> BlockModel:
 def draft_config(shape: Shape, method: str) -> DrafterConfig:
     """The drafter of a shape's target: a plain decoder with the heads of its first layer."""
     target, parallel = shape.target, method == "peagle"
-    heads = replace(heads_like(target), qk_norm=False)
-    layer = LayerSpec(heads, MLPSpec(shape.draft_intermediate_size))
-    sizes = target.vocab_size, target.hidden_size
-    layers = DRAFT_LAYERS[method] * (layer,)
     return DrafterConfig(
-        transformer=DecoderSpec(*sizes, layers, max_length=target.max_length),
+        transformer=_draft_layers(shape, DRAFT_LAYERS[method], qk_norm=False),
         target_hidden_size=target.hidden_size,
         taps=default_taps(len(target.layers)),
         draft_vocab_size=shape.draft_vocab_size,
         mask_token_id=min(MASK_TOKEN, target.vocab_size - 1) if parallel else None,
         selector=shape.selector if parallel else None,
     )
+
+
+def _draft_layers(shape: Shape, count: int, **changes: Any) -> DecoderSpec:
+    """So many layers of the target's width, their heads like its own but for some changes."""
+    target = shape.target
+    heads = replace(heads_like(target), **changes)
+    layers = count * (LayerSpec(heads, MLPSpec(shape.draft_intermediate_size)),)
+    sizes = target.vocab_size, target.hidden_size
+    return DecoderSpec(*sizes, layers, max_length=target.max_length)
 
 
 def _draft_model(shape: Shape, method: str, max_length: int) -> DraftModel:

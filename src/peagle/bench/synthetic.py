@@ -112,14 +112,10 @@ class SyntheticWorkload:
             raise InputError(
                 f"--synthetic-acceptance {self.acceptance_length}: a cycle emits at least 1 token"
             )
-        if self.checkpoint is not None:
-            self._check_checkpoint(self.checkpoint)
-
-    def _check_checkpoint(self, directory: Path) -> None:
-        if self.routing is not None:
+        if self.checkpoint is not None and self.routing is not None:
             raise InputError("--routing is made in a --checkpoint; give one of them")
-        if read_spec(directory) != shape_of(self.shape).target:
-            raise InputError(f"--checkpoint {directory} is not in the shape of {self.shape}")
+        if self.checkpoint is not None and read_spec(self.checkpoint) != shape.target:
+            raise InputError(f"--checkpoint {self.checkpoint} is not in the shape of {self.shape}")
 
     @property
     def caption(self) -> str:
@@ -144,8 +140,7 @@ class SyntheticWorkload:
         drafter = random_proposer(shape, setup.method, self._target)
         if shared:
             config = holding(self._target, drafter, setup.k, config, asked + setup.k)
-        rates = acceptance_rates(setup.k, self.acceptance_length)
-        acceptance = SetAcceptance(rates)
+        acceptance = SetAcceptance(acceptance_rates(setup.k, self.acceptance_length))
         engine = Engine(self._target, drafter, setup.k, config, acceptance=acceptance)
         return LLM.over(engine, NoText())
 

@@ -117,12 +117,15 @@ def _drafter(
     from peagle.models.families import read_spec
     from peagle.models.weights import model_directory
 
-    if speculation.model is None and not speculation.has_network:
+    k = speculation.num_speculative_tokens
+    if not speculation.has_network:
         try:
-            spec = None if target is None else read_spec(target)
+            context = None if target is None else read_spec(target).max_length
         except InputError as error:
             return {}, [str(error)]
-        return {}, [] if spec is None else [*_too_long(speculation, spec.max_length)]
+        if k is None or context is None or k < context:
+            return {}, []
+        return {}, [f"K = {k} drafts do not fit into the target's context of {context}; lower K"]
     if speculation.model is not None:
         place = model_directory(speculation.model, revision=speculation.revision)
     elif target is not None:
@@ -135,7 +138,7 @@ def _drafter(
         asked = kind_asked(speculation.parallel_drafting)
         found = diagnose(place, target, DFLASH if speculation.method == DFLASH.method else asked)
     facts = {"directory": str(place), **found.facts}
-    return facts, [*found.problems, *_too_many(speculation.num_speculative_tokens, found)]
+    return facts, [*found.problems, *_too_many(k, found)]
 
 
 def _proposer(speculation: SpeculativeConfig) -> dict[str, str]:
@@ -146,13 +149,6 @@ def _proposer(speculation: SpeculativeConfig) -> dict[str, str]:
         return {} if speculation.has_network else named
     shortest, longest = speculation.lookup
     return {"lookup": f"at most {most} drafts after a match of {shortest} to {longest} tokens"}
-
-
-def _too_long(speculation: SpeculativeConfig, context: int) -> Iterable[str]:
-    """That a target's context does not hold K drafts."""
-    k = speculation.num_speculative_tokens
-    if k is not None and k >= context:
-        yield f"K = {k} drafts do not fit into the target's context of {context}; lower K"
 
 
 def _answers(target: "Path | None") -> dict[str, str]:

@@ -94,7 +94,8 @@ def _packed(rows: PackedRows) -> str:
 
 
 def _elements(plan: Forecast) -> Iterable[Row]:
-    for depth, (share, count) in enumerate(zip(plan.shares, plan.step.loss_elements, strict=True)):
+    depths = zip(plan.schedule.shares, plan.step.loss_elements, strict=True)
+    for depth, (share, count) in enumerate(depths):
         yield str(depth), f"{share:.3f}", f"{count:,}"
     yield "in the loss", "", f"{sum(plan.step.loss_elements):,}"
     yield "through the layers", "", f"{plan.through:,}"

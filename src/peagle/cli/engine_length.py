@@ -6,15 +6,14 @@ from itertools import islice
 import httpx2
 import torch
 
-from peagle.bench.measures import acceptance_length
 from peagle.bench.rounds import give_back
-from peagle.bench.server import authorized
 from peagle.bench.server_metrics import DraftCounts
 from peagle.completion import check_finished
 from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.errors import InputError
 from peagle.llm import LLM
-from peagle.server_url import server_url
+from peagle.server_url import authorized, server_url
+from peagle.speculation import DraftTotals
 from peagle.train.packing import PackedRows
 from peagle.train.recipe import Recipe
 
@@ -49,7 +48,7 @@ def measure_engine(recipe: Recipe, prompts: Sequence[tuple[int, ...]]) -> float:
     except torch.OutOfMemoryError as error:
         raise InputError(str(error).partition(". ")[0]) from None
     check_finished(done)
-    return acceptance_length(done)
+    return DraftTotals.pooled([each.speculation for each in done]).acceptance_length
 
 
 def measure_server(url: str, prompts: Sequence[tuple[int, ...]]) -> float:

@@ -74,7 +74,8 @@ def _option(config: type[Config], name: str, defaults: Mapping[str, Any]) -> Par
     flag = flag_name(name)
     names = f"{flag}/--no-{flag[2:]}" if default is True else flag
     option = typer.Option(names, help=first, show_default=shown or True)
-    return _keyword(name, Annotated[_without_limits(field.annotation), option], default)
+    annotation: Any = Annotated[_without_limits(field.annotation), option]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _without_limits(annotation: Any) -> Any:
@@ -85,10 +86,6 @@ def _without_limits(annotation: Any) -> Any:
         return str
     first, *others = get_args(annotation) or [annotation]
     return _without_limits(first) | None if others == [NoneType] else annotation
-
-
-def _keyword(name: str, annotation: Any, default: Any = Parameter.empty) -> Parameter:
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def flag_name(parameter: str) -> str:
@@ -117,7 +114,7 @@ def flattened(command: Callable[..., Result]) -> Callable[..., Result]:
     """A command with the options of its groups among its parameters, as typer reads them."""
     groups = dict(_groups(command))
     options = [
-        _keyword(one.name, one.annotation, one.default)
+        one.replace(kind=Parameter.KEYWORD_ONLY)
         for name, parameter in signature(command).parameters.items()
         for one in (groups[name].options if name in groups else [parameter])
     ]

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     Run = Callable[[Answerer, int], Coroutine[None, None, None]]
     """Takes what answers, and how many conversations are in flight."""
 
-KEY = "OPENAI_API_KEY"
 ENDPOINT_CONCURRENCY = 32
 SURVEYED, CUT_SHARE = 256, 0.05
 """Conversations after which cut answers are told, and from which share of them on."""
@@ -61,7 +60,7 @@ class Answering(Flags):
     """Answer so many questions that the target writes itself."""
     keep_cut: bool = False
     """Keep first answers that a limit cuts, as token ids, where an endpoint gives these."""
-    limit: int | None = None
+    limit: PositiveInt | None = None
     """Use only this many conversations, the first ones. Default: all of them"""
     endpoint: str | None = None
     """OpenAI-compatible URL to ask instead of a target; key from OPENAI_API_KEY."""
@@ -286,9 +285,9 @@ def _ask_endpoint(run: "Run", work: Answering) -> None:
         from peagle.regenerate.endpoint import open_endpoint
 
     async def ask() -> None:
-        url, model, key = str(work.endpoint), str(work.model), os.environ.get(KEY)
+        url, model = str(work.endpoint), str(work.model)
         connections = work.concurrency or ENDPOINT_CONCURRENCY
-        async with open_endpoint(url, model, key, connections, work.variables) as answerer:
+        async with open_endpoint(url, model, connections, work.variables) as answerer:
             await run(answerer, connections)
 
     asyncio.run(ask())

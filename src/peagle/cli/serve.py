@@ -12,7 +12,6 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -127,7 +126,7 @@ def serve(
     By default the bundled pair. The page at / shows which tokens the drafter wrote.
     """
     command: Command = context.obj
-    secret = None if listening.api_key else _key_of(os.environ)
+    secret = None if listening.api_key else _environments_key()
     if engines.engine == "vllm":
         _start_vllm(target, drafting, command, secret)
         return None
@@ -223,10 +222,10 @@ def _would_draft(target: str) -> str:
     return f"--drafter DRAFTER drafts, or without any --speculative-config '{LOOKUP}'"
 
 
-def _key_of(environment: Mapping[str, str]) -> str | None:
+def _environments_key() -> str | None:
     """The key in an environment variable, hidden from other users; the whole value is one key."""
-    name = next((name for name in KEYS if name in environment), "")
-    key = environment.get(name, "").strip()
+    name = next((name for name in KEYS if name in os.environ), "")
+    key = os.environ.get(name, "").strip()
     if name and not key:
         raise InputError(f"{name} is empty; give a key, or unset it to let everyone in")
     return key or None

@@ -18,14 +18,11 @@ class _Stdout(io.FileIO):
         except BrokenPipeError:
             raise
         except OSError as error:
-            self._discard()
+            # what is left, which Python writes at its end, goes nowhere
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
             raise InputError(f"stdout cannot be written: {error.strerror}") from None
-
-    def _discard(self) -> None:
-        """Send nowhere what is left, which Python writes at its end."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.fileno())
-        os.close(nowhere)
 
 
 def flush() -> None:

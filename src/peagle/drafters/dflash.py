@@ -33,7 +33,7 @@ from peagle.ops.draft import Draft
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
-from peagle.ops.rope import rope_table, rotation_at
+from peagle.ops.rope import rotation_at
 
 Mix = Callable[[int, Attention, Tensor], Tensor]
 """(layer, its attention, its input [rows, hidden_size]) -> what it adds, [rows, hidden_size]."""
@@ -165,9 +165,7 @@ class BlockModel(Network):
         self.layers = nn.ModuleList(layers)
         self.readout = Readout(shape, config.draft_vocab_size, config.new_selector())
         self.readout.logit_scale, self.readout.softcap = config.logit_scale, config.logit_softcap
-        attention = shape.attention[0]
-        table = rope_table(attention.rope, attention.head_dim, max_length)
-        self.register_buffer("rotations", table, persistent=False)
+        self.register_buffer("rotations", config.rotations(max_length), persistent=False)
 
     @property
     def blocks(self) -> Sequence[Any]:

@@ -76,9 +76,7 @@ def diagnose(directory: Path, target: Path | None = None, kind: Kind | None = No
     raises `InputError`: what cannot be read is one of the problems.
     """
     problems: list[str] = []
-    shape = None
-    if target is not None:
-        shape = _attempt(lambda: read_target_spec(target), problems)
+    shape = None if target is None else _attempt(lambda: read_target_spec(target), problems)
     shown = kind_shown(directory)
     if shown is MTP:
         return diagnose_mtp(directory, target, kind)

@@ -17,7 +17,7 @@ from peagle.ops.cycle_state import FirstNorms
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
-from peagle.ops.rope import NOPE, RopeConfig, Rotation, rope_table, rotation_at
+from peagle.ops.rope import NOPE, RopeConfig, Rotation, rotation_at
 from peagle.ops.rows import take
 
 LayerCall = Callable[..., Tensor]
@@ -137,9 +137,7 @@ class DraftModel(Network):
         self.readout = Readout(shape, config.draft_vocab_size, config.new_selector())
         if config.kind is PEAGLE:
             self.mask_hidden = nn.Parameter(torch.empty(config.feature_size))
-        attention = config.attention
-        table = rope_table(attention.rope, attention.head_dim, max_length)
-        self.register_buffer("rotations", table, persistent=False)
+        self.register_buffer("rotations", config.rotations(max_length), persistent=False)
 
     @property
     def blocks(self) -> Sequence[Any]:

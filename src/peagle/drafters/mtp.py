@@ -42,7 +42,7 @@ from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
 from peagle.ops.packing import pack
 from peagle.ops.products.normed import Normed
-from peagle.ops.rope import rope_table, rotation_at
+from peagle.ops.rope import rotation_at
 from peagle.ops.weight import widen
 
 PREFIX = "mtp."
@@ -149,9 +149,7 @@ def trainable_mtp(directory: Path, target: Decoder, length: int) -> MTPHead:
     """
     weight = target.embed.weight
     model, _ = _read(directory, target, weight.dtype, weight.device)
-    attention = model.config.attention
-    table = rope_table(attention.rope, attention.head_dim, length)
-    model.rotations = table.to(weight)
+    model.rotations = model.config.rotations(length).to(weight)
     for own in model.own:
         widen(own, weight.dtype)
         own.requires_grad_()

@@ -16,6 +16,7 @@ from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops.cycle_state import FirstNorms
 from peagle.ops.linear import Linear
 from peagle.ops.products.normed import Normed
+from peagle.ops.rope import rope_table
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,10 @@ class NetworkConfig(ABC):
         """The MLP of a draft layer: only a target's own head may have experts."""
         assert isinstance(self.layer.feed_forward, MLPSpec)
         return self.layer.feed_forward
+
+    def rotations(self, length: int) -> Tensor:
+        """Those of so many positions: [length, 2, width]."""
+        return rope_table(self.attention.rope, self.attention.head_dim, length)
 
     @property
     def reduced_vocabulary(self) -> bool:

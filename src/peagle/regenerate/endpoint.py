@@ -10,8 +10,8 @@ import httpx2
 from peagle.config import SamplingParams
 from peagle.errors import InputError
 from peagle.regenerate.answers import NoAnswerError, Regeneration
-from peagle.server_url import server_url
-from peagle.train.samples import Message, Tools
+from peagle.server_url import authorized, server_url
+from peagle.train.samples import Message, Tools, parsed
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Seconds before each retry, if the server does not say how long to wait."""
@@ -30,11 +30,7 @@ THOUGHTS = ("reasoning_content", "reasoning")
 
 @asynccontextmanager
 async def open_endpoint(
-    url: str,
-    model: str,
-    key: str | None,
-    connections: int,
-    variables: Mapping[str, Any] | None = None,
+    url: str, model: str, connections: int, variables: Mapping[str, Any] | None = None
 ) -> AsyncIterator["Endpoint"]:
     """A server's API below `url`, such as http://host:8000/v1. Raises `InputError`.
 
@@ -42,7 +38,7 @@ async def open_endpoint(
     """
     server_url(url, "endpoint {} is not a URL; give one such as http://localhost:8000/v1")
     client = httpx2.AsyncClient(
-        headers={"Authorization": f"Bearer {key}"} if key else {},
+        headers=authorized(),
         timeout=httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
         limits=httpx2.Limits(max_connections=connections),
     )
@@ -135,12 +131,9 @@ class Endpoint:
         raise InputError(f"{self._url} does not answer: {problem}; the same command continues")
 
     def _read(self, response: httpx2.Response) -> Any:
-        """The body of a response; raises for a refusal."""
+        """The body of a response, None for what is no JSON; raises for a refusal."""
         if response.is_success:
-            try:
-                return response.json()
-            except ValueError:
-                raise self._unlike_openai() from None
+            return parsed(response.content)
         refusal = f"{self._url} refuses: {response.status_code} {_complaint(response)}"
         if response.status_code in OF_ONE_REQUEST:
             raise NoAnswerError(refusal)
@@ -188,11 +181,7 @@ def _cut(choice: Mapping[str, Any]) -> bool:
 
 def _complaint(response: httpx2.Response) -> str:
     """The reason for a refusal: the message of an error object, else the start of the body."""
-    try:
-        body = response.json()
-    except ValueError:
-        return response.text[:200]
-    match body:
+    match parsed(response.content):
         case {"error": {"message": str(message)}} | {"message": str(message)}:
             return message
     return response.text[:200]

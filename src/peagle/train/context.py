@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WHOLE = slice(None)
-
 
 @dataclass(frozen=True)
 class Shared:
@@ -44,7 +42,7 @@ class Borrowed(Shared):
         leaves = [t.detach().requires_grad_(t.requires_grad) for t in shared.tensors]
         layers, last = len(shared.keys), 2 * len(shared.keys)
         rest = zip(leaves[last:], owed[last:], strict=True)
-        slot = [_Read.apply(leaf, sums, WHOLE) for leaf, sums in rest]
+        slot = [_Read.apply(leaf, sums, slice(None)) for leaf, sums in rest]
         return cls(leaves[:layers], leaves[layers:last], slot, owed)
 
     def gradients(self, shared: Shared) -> tuple[list[Tensor], list[Tensor]]:
@@ -55,11 +53,9 @@ class Borrowed(Shared):
 
     def rows(self, layer: int, which: slice) -> tuple[Tensor, Tensor]:
         """As `Shared`."""
-        keys, values = self.owed[layer], self.owed[len(self.keys) + layer]
-        return (
-            _Read.apply(self.keys[layer], keys, which),
-            _Read.apply(self.values[layer], values, which),
-        )
+        keys = _Read.apply(self.keys[layer], self.owed[layer], which)
+        values = _Read.apply(self.values[layer], self.owed[len(self.keys) + layer], which)
+        return keys, values
 
 
 class _Read(torch.autograd.Function):

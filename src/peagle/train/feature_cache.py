@@ -134,29 +134,22 @@ class FeatureCache:
         manifest = self._directory / MANIFEST
         self._directory.mkdir(parents=True, exist_ok=True)
         if not manifest.exists():
-            self._refuse_foreign()
-            with replacing(manifest) as scratch:
-                scratch.write_text(json.dumps(expected, indent=2) + "\n", encoding="utf-8")
-        self._compare(read_json(manifest), expected)
-        for left in self._directory.glob("*.part"):
-            left.unlink()
-
-    def _refuse_foreign(self) -> None:
-        files = (path.name for path in self._directory.iterdir())
-        for name in files:
-            if not name.startswith(MANIFEST):
+            names = (path.name for path in self._directory.iterdir())
+            if foreign := [name for name in names if not name.startswith(MANIFEST)]:
                 raise InputError(
-                    f"feature_cache {self._directory} holds other files ({name}); name a new "
+                    f"feature_cache {self._directory} holds other files ({foreign[0]}); name a new "
                     "directory"
                 )
-
-    def _compare(self, given: Mapping[str, object], expected: Mapping[str, object]) -> None:
-        differing = [name for name, value in expected.items() if given.get(name) != value]
-        if differing:
+            with replacing(manifest) as scratch:
+                scratch.write_text(json.dumps(expected, indent=2) + "\n", encoding="utf-8")
+        given = read_json(manifest)
+        if differing := [name for name, value in expected.items() if given.get(name) != value]:
             raise InputError(
                 f"feature_cache {self._directory} was made with other {', '.join(differing)}; "
                 "name another directory, or remove this one"
             )
+        for left in self._directory.glob("*.part"):
+            left.unlink()
 
     def _found(self) -> dict[str, Path]:
         """Finished shards, by `Shard.name`."""

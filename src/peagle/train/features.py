@@ -127,9 +127,7 @@ class DocumentRecur:
         firsts, counts = batch.starts.unique_consecutive(return_counts=True)
         nowhere = torch.zeros_like(firsts)
         spans = to_device(device, nowhere, nowhere, firsts, counts, counts, nowhere[:1])
-        requests, starts, first, count, sure, accepted = spans
-        most = int(counts.max())
-        self._rows = DeltaRows(requests, starts, first, count, sure, accepted, most)
+        self._rows = DeltaRows._make((*spans, int(counts.max())))
 
     def __call__(self, layer: int, product: Tensor, gates: Tensor, weights: DeltaWeights) -> Tensor:
         """As `Recur`. What documents leave behind is in one place, which none of them reads."""

@@ -153,18 +153,14 @@ class Forecast(Preflight):
         return {part: Parameters(trained[part], frozen[part]) for part in PARTS}
 
     @property
-    def shares(self) -> list[float]:
-        """Share of the anchors that each depth keeps."""
-        return self._schedule.shares
-
-    @property
-    def _schedule(self) -> Schedule:
+    def schedule(self) -> Schedule:
+        """Which rows and chains each step takes."""
         return Schedule(self.recipe, self.training)
 
     @cached_property
     def step(self) -> Work:
         """An average step's work: that of the first, on the rows and elements that it will draw."""
-        passes, chains = self._schedule.passes(0), self._schedule.chains(0)
+        passes, chains = self.schedule.passes(0), self.schedule.chains(0)
         return self._work(self.training, passes, chains)
 
     @cached_property
