@@ -79,9 +79,7 @@ def softcap(values: Values) -> float | None:
 
 def _layer_types(values: Values) -> list[str]:
     """Each layer's; the last is full, whatever is given, as in transformers."""
-    count = config.num_layers(values)
-    usual = [SLIDING if (i + 1) % PERIOD else FULL for i in range(count)]
-    types = list(values.get("layer_types") or usual)
+    types = config.layer_types(values, PERIOD)
     return [*types[:-1], FULL] if types[-1:] == [SLIDING] else types
 
 
