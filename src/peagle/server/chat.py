@@ -38,8 +38,7 @@ async def answered(body: ChatBody, request: Request, make: Callable[[Job], Answe
 
     Raises `APIError` or `InputError` for a request that cannot run as asked.
     """
-    service = Service.of(request)
-    service.check_model(body.model)
+    service = Service.of(request, body.model)
     if body.top_logprobs and not body.logprobs:
         raise APIError(400, "top_logprobs needs logprobs", "top_logprobs")
     n, limits = body.choices, service.settings.limits

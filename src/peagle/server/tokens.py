@@ -13,8 +13,7 @@ from peagle.server.service import Service
 
 async def tokenize(body: TokenizeBody, request: Request) -> dict[str, Any]:
     """Token ids of a text, or of messages through the chat template."""
-    service = Service.of(request)
-    service.check_model(body.model)
+    service = Service.of(request, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise APIError(400, "give prompt or messages", "prompt")
     added = body.add_special_tokens
@@ -32,8 +31,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> dict[str, Any]:
 
 async def detokenize(body: DetokenizeBody, request: Request) -> dict[str, str]:
     """The text of token ids."""
-    service = Service.of(request)
-    service.check_model(body.model)
+    service = Service.of(request, body.model)
     vocab = service.llm.engine.vocab_size
     if not all(0 <= token < vocab for token in body.tokens):
         raise APIError(400, f"token ids are 0 to {vocab - 1}", "tokens")
