@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,9 +9,7 @@ from fastapi import Request, Response
 
 from peagle.completion import Chunk, Completion
 from peagle.dialects.events import CallArguments, CallBegin, Content, Event, Reasoning
-from peagle.dialects.parser import Section
 from peagle.dialects.tools import ToolUse
-from peagle.engine.step import TokenLogprobs
 from peagle.errors import InputError
 from peagle.live_request import ChatTurn
 from peagle.llm import LLM
@@ -101,12 +99,11 @@ class ChatChoices(Choices):
             ]
         if said.calls or said.reasoning:
             message["content"] = message["content"] or None
-        scored = zip(completion.token_ids, completion.sections, completion.logprobs, strict=False)
         return {
             "index": index,
             "message": message,
             "finish_reason": _reason(completion),
-            "logprobs": self._logprobs(scored),
+            "logprobs": self._logprobs(completion),
         }
 
     def shared(self, done: Sequence[Completion]) -> Json:
@@ -116,8 +113,7 @@ class ChatChoices(Choices):
     def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
         """What a chunk adds to its choice: a delta for each event, none where nothing is said."""
         deltas = [delta for event in chunk.events if (delta := self._delta(index, event))]
-        scored = zip(chunk.token_ids, chunk.sections, chunk.logprobs, strict=False)
-        logprobs = self._logprobs(scored)
+        logprobs = self._logprobs(chunk)
         if not deltas and (
             chunk.completion or self._body.traced or (logprobs or {}).get("content")
         ):
@@ -161,10 +157,11 @@ class ChatChoices(Choices):
             return {"content": text + content}
         return {"reasoning": text, "reasoning_content": text}
 
-    def _logprobs(self, scored: Iterable[tuple[int, Section, TokenLogprobs]]) -> Json | None:
-        """The scores of the content's tokens."""
+    def _logprobs(self, part: Completion | Chunk) -> Json | None:
+        """The scores of a part's tokens of content."""
         if not self._body.logprobs:
             return None
+        scored = zip(part.token_ids, part.sections, part.logprobs, strict=False)
         return {
             "content": [
                 self._scored(token, one.chosen)
