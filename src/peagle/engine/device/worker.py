@@ -290,35 +290,26 @@ class DeviceWorker:
         scores = self._scores(flight.logits, tokens) if flight.logits else {}
         prompts = {} if flight.prompts is None else flight.prompts.by_row()
         results = tuple(
-            self._result(item, flight, tokens[item.row], found[item.row], scores, prompts)
+            Result(
+                item.row,
+                tokens[item.row],
+                *self._verified(item, flight, found[item.row]),
+                pending=self._rows.land(item, len(tokens[item.row]), flight.drafts),
+                logprobs=scores.get(item.row, ()),
+                prompt_logprobs=prompts.get(item.row, ()),
+            )
             for item in flight.work
         )
         return Outcome(flight.step.number, results, flight.time)
 
-    def _result(
-        self,
-        item: Cycle | PromptChunk,
-        flight: Flight,
-        new: tuple[int, ...],
-        found: Sequence[int],
-        scores: Mapping[int, tuple[TokenLogprobs, ...]],
-        prompts: Mapping[int, tuple[TokenLogprobs, ...]],
-    ) -> Result:
-        """What a step did for a request. found: its row of the results."""
-        drafted = accepted = 0
-        if isinstance(item, Cycle) and flight.repeated is None:
-            accepted = found[0]
-            looked_up = flight.drafts > 0 and found[-1] > 0
-            drafted = item.drafts if self._follows or looked_up or accepted else 0
-        return Result(
-            item.row,
-            new,
-            accepted,
-            drafted,
-            pending=self._rows.land(item, len(new), flight.drafts),
-            logprobs=scores.get(item.row, ()),
-            prompt_logprobs=prompts.get(item.row, ()),
-        )
+    def _verified(
+        self, item: Cycle | PromptChunk, flight: Flight, found: Sequence[int]
+    ) -> tuple[int, int]:
+        """How many drafts were accepted, and of how many. found: the row of the results."""
+        if not isinstance(item, Cycle) or flight.repeated is not None:
+            return 0, 0
+        accepted, looked_up = found[0], flight.drafts > 0 and found[-1] > 0
+        return accepted, item.drafts if self._follows or looked_up or accepted else 0
 
     def _scores(
         self, logits: Mapping[int, Tensor], tokens: Mapping[int, tuple[int, ...]]
