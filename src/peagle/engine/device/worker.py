@@ -211,7 +211,7 @@ class DeviceWorker:
         shape = self._rows.next_shape(rows, drafts)
         proposed = Download(self.graphs.draft(rows, shape))
         verified = self.graphs.verify(rows, drafts)  # launched; forms look at the drafts meanwhile
-        self._edit(step.cycles, drafts, verified.logits, proposed, logits)
+        logits |= self._edit(step.cycles, drafts, verified.logits, proposed)
         self.graphs.accept(rows, drafts, verified)
         return None
 
@@ -234,7 +234,7 @@ class DeviceWorker:
             prompts = None if ends.scores is None else PromptLogprobs(ordered, ends.scores)
             last = [chunk for chunk in ordered if chunk.completes]
             if last:
-                self._edit(last, 0, ends.logits, Download(torch.empty(0)), logits)
+                logits |= self._edit(last, 0, ends.logits, Download(torch.empty(0)))
                 self._rows.begin(last, ends)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
@@ -242,23 +242,20 @@ class DeviceWorker:
         return tuple(ordered), prompts
 
     def _edit(
-        self,
-        work: Sequence[PromptChunk | Cycle],
-        drafts: int,
-        logits: Tensor,
-        proposed: Download,
-        kept: dict[int, Tensor],
-    ) -> None:
-        """Edit logits in place, and keep what they were for log-probabilities, by table row.
+        self, work: Sequence[PromptChunk | Cycle], drafts: int, logits: Tensor, proposed: Download
+    ) -> dict[int, Tensor]:
+        """Edit logits in place; returns what they were for log-probabilities, by table row.
 
         logits: [work * (drafts + 1), vocab], proposed: [work * drafts], both with padding behind.
         """
+        kept: dict[int, Tensor] = {}
         choices = [Choice(self._rows.settings(item.row), drafts, item.missing) for item in work]
         rows = logits[: len(work) * (drafts + 1)]
         for item, choice, share in zip(work, choices, rows.split(drafts + 1), strict=True):
             if choice.settings.params.logprobs is not None:
                 kept[item.row] = share.clone()
         self._processor.edit(rows, choices, proposed)
+        return kept
 
     def _timed(self, step: Step, rows: list[int], drafts: int) -> Timed | None:
         """Run and time a cycle; None if it was not captured, since its time is not typical then."""
