@@ -67,15 +67,9 @@ class DeviceWorker:
     runs_ahead = True
 
     def __init__(
-        self,
-        target: Decoder,
-        drafting: Drafting,
-        memory: RequestMemory,
-        processor: LogitsProcessor,
-        max_batched_tokens: int,
+        self, target: Decoder, drafting: Drafting, memory: RequestMemory, processor: LogitsProcessor
     ) -> None:
-        """memory: whose table has one row more than there can be requests; max_batched_tokens: most
-        target rows in one pass."""
+        """memory: whose table has one row more than there can be requests."""
         self._memory, self._processor, table = memory, processor, memory.table
         needs, lengths, rows = drafting.needs, drafting.lengths, len(table.limits)
         network = None if needs.network is None else fused_drafter(needs.network)
@@ -94,9 +88,9 @@ class DeviceWorker:
         )
         spare = rows - 1
         self.graphs = CycleGraphs(side, spare, lengths, drafting.num_tree_nodes or 0)
-        self._prompts = PromptGraphs(self._models, table, spare, max_batched_tokens)
+        self._most_rows = memory.capacity.batched_tokens
+        self._prompts = PromptGraphs(self._models, table, spare, self._most_rows)
         self._prefill = Prefill(self._models, table, self._prompts)
-        self._most_rows = max_batched_tokens
         self.cycle_seconds: Seconds | None = None
         """Measured where there are several draft lengths to choose from."""
         self._flight: Flight | None = None
