@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,6 @@ from fastapi import Request, Response
 
 from peagle.completion import Chunk, Completion
 from peagle.dialects.events import CallArguments, CallBegin, Content, Event, Reasoning
-from peagle.dialects.tools import ToolUse
 from peagle.errors import InputError
 from peagle.live_request import ChatTurn
 from peagle.llm import LLM
@@ -19,7 +18,7 @@ from peagle.server.body import tell_once
 from peagle.server.delivery import Answer, Json, deliver
 from peagle.server.errors import APIError
 from peagle.server.messages import MessageBody, tool_call
-from peagle.server.protocol import ChatBody
+from peagle.server.protocol import ChatBody, TokenizeBody
 from peagle.server.sampling import sampling_params, structured_outputs
 from peagle.server.service import Job, Service
 from peagle.server.tools import tool_use
@@ -44,7 +43,7 @@ async def answered(body: ChatBody, request: Request, make: Callable[[Job], Answe
     likely = (body.top_logprobs or 0) if body.logprobs else None
     async with contextlib.AsyncExitStack() as running:
         running.enter_context(service.admit(n))
-        prompt = await prompt_of(service, body, use)
+        prompt = await prompt_of(service, body, use is not None)
         most = body.most_tokens(max(service.llm.engine.max_length - len(prompt), 1))
         params = sampling_params(service, body, most, likely, form)
         params = params.model_copy(update={"thinking_token_budget": body.thought_tokens})
@@ -52,18 +51,17 @@ async def answered(body: ChatBody, request: Request, make: Callable[[Job], Answe
         return await deliver(make(job), job, bool(body.stream), request, running)
 
 
-async def prompt_of(service: Service, body: ChatBody, use: ToolUse | None) -> list[int]:
-    """Token ids of a conversation, which shows its tools if the answer may call any."""
-    shown = (body.tools or ()) if use is not None else ()
-    added = bool(body.add_special_tokens)
-    return await service.aside(render, service.llm, body.messages, body.variables(shown), added)
+async def prompt_of(
+    service: Service, body: ChatBody | TokenizeBody, shows_tools: bool
+) -> list[int]:
+    """Token ids of a conversation, perhaps with its tools: those that the answer may call."""
+    variables = body.variables((body.tools or ()) if shows_tools else ())
+    given = body.messages or (), variables, bool(body.add_special_tokens)
+    return await service.aside(render, service.llm, *given)
 
 
 def render(
-    llm: LLM,
-    messages: Sequence[MessageBody],
-    variables: Mapping[str, Any],
-    add_special_tokens: bool = False,
+    llm: LLM, messages: Sequence[MessageBody], variables: dict[str, Any], add_special_tokens: bool
 ) -> list[int]:
     """Messages -> token ids through the chat template, which transformers runs in a sandbox."""
     if llm.chat_config.chat_template is None and llm.tokenizer.chat_template is None:

@@ -24,5 +24,5 @@ async def count_tokens(body: MessagesBody, request: Request) -> dict[str, int]:
     """Count the tokens of a conversation, in Anthropic's form."""
     service = Service.of(request, body.model)
     chat = validated(ChatBody, chat_fields(body))
-    prompt = await prompt_of(service, chat, tool_use(chat, service.settings.limits))
+    prompt = await prompt_of(service, chat, tool_use(chat, service.settings.limits) is not None)
     return {"input_tokens": len(prompt)}
