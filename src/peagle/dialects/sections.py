@@ -197,12 +197,10 @@ class Sections:
         if name == self._reasoning.end:
             yield from self._settle(ended=False)
             self._end_thoughts()
-        elif self._rehearsal is not None:
-            yield from self._rehearse(self._rehearsal, name, is_marker=True)
-        elif opens:
-            # some models leave out the end of thoughts, others only think about a call
-            answer = Sections(None, self._calls, self._use, thinking=False)
-            self._rehearsal = Rehearsal(answer)
+        elif opens or self._rehearsal is not None:
+            if self._rehearsal is None:
+                # some models leave out the end of thoughts, others only think about a call
+                self._rehearsal = Rehearsal(Sections(None, self._calls, self._use, thinking=False))
             yield from self._rehearse(self._rehearsal, name, is_marker=True)
         else:
             yield from self._think(name)
