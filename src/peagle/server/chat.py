@@ -112,21 +112,20 @@ class ChatChoices(Choices):
         """What a chunk adds to its choice: a delta for each event, none where nothing is said."""
         deltas = [delta for event in chunk.events if (delta := self._delta(index, event))]
         logprobs = self._logprobs(chunk)
-        if not deltas and (
-            chunk.completion or self._body.traced or (logprobs or {}).get("content")
-        ):
-            deltas.append({})
-        if deltas and index not in self._begun:
+        scored = (logprobs or {}).get("content")
+        if not (deltas or chunk.completion or self._body.traced or scored):
+            return ()
+        deltas = deltas or [{}]
+        if index not in self._begun:
             deltas[0] = {"role": "assistant", "content": "", **deltas[0]}
         choices: list[Json] = [
             {"index": index, "delta": delta, "finish_reason": None, "logprobs": None}
             for delta in deltas
         ]
-        if choices:
-            choices[-1]["logprobs"] = logprobs
-            choices[-1]["finish_reason"] = _reason(chunk.completion) if chunk.completion else None
-            if self._body.traced:
-                choices[-1]["speculation"] = self._tokens.trace(chunk)
+        choices[-1]["logprobs"] = logprobs
+        choices[-1]["finish_reason"] = _reason(chunk.completion) if chunk.completion else None
+        if self._body.traced:
+            choices[-1]["speculation"] = self._tokens.trace(chunk)
         return choices
 
     def _delta(self, index: int, event: Event) -> Json:
