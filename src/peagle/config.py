@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from peagle.configuration import Config, NonNegativeInt, PositiveInt
 from peagle.speculative_config import SpeculativeConfig as SpeculativeConfig
@@ -83,6 +83,12 @@ class StructuredOutputs(Config):
             )
 
 
+def _not_zero(value: int) -> int:
+    if value == 0:
+        raise ValueError("0 leaves nothing of the prompt; give -1 or a number above 0")
+    return value
+
+
 class SamplingParams(Config):
     """How a request is run: how its tokens are chosen, when it ends, what its text shows.
 
@@ -134,7 +140,7 @@ class SamplingParams(Config):
     """The form that the output must have; needs the extra `structured`."""
     num_speculative_tokens: NonNegativeInt | None = None
     """K for this request: 0 turns speculation off; unset is the engine's K, also the maximum."""
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1), AfterValidator(_not_zero)] | None = None
     """Keep only so many tokens from the prompt's end; -1 keeps as many as leave room for
     `max_tokens`."""
     priority: int = 0
@@ -151,13 +157,6 @@ class SamplingParams(Config):
     and of the prompt only the tokens from here on have log-probabilities."""
     stream_interval: PositiveInt = 1
     """A stream's chunks hold so many tokens, but for its first and its last."""
-
-    @field_validator("truncate_prompt_tokens")
-    @classmethod
-    def _keep_something(cls, value: int | None) -> int | None:
-        if value == 0:
-            raise ValueError("0 leaves nothing of the prompt; give -1 or a number above 0")
-        return value
 
     @field_validator("max_tokens")
     @classmethod

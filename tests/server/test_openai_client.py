@@ -242,7 +242,7 @@ def test_templates_get_what_a_tool_was_called_with_as_an_object(server: Running)
     ]
     service = with_template(server.service, template)
     messages = [MessageBody(role="assistant", content=None, tool_calls=called)]
-    tokens = render(service.llm, messages, {})
+    tokens = render(service.llm, messages, {}, False)
     assert service.llm.tokenizer.decode(tokens) == '{"x": [1]}"no JSON"'
 
 
@@ -258,7 +258,7 @@ def test_a_tool_call_is_the_same_text_in_every_rendering(server: Running):
     call = {"id": "1", "type": "function", "function": function}
     turns = ({"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]})
     service, tokenizer = with_template(server.service, template), copy(server.service.llm.tokenizer)
-    served = render(service.llm, [MessageBody(**turn) for turn in turns], {})
+    served = render(service.llm, [MessageBody(**turn) for turn in turns], {}, False)
     text = tokenizer.decode(served)
     assert '(x: [1])(y: "é")' in text
     tokenizer.chat_template = template

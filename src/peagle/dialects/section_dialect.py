@@ -58,8 +58,7 @@ class SectionDialect:
 
     def parser(self, prompt: Sequence[int], use: ToolUse | None) -> Parser:
         """A parser in the state that the prompt leaves."""
-        calls = None if use is None else self._calls
-        return Sections(self._reasoning, calls, use, thinking=self._thinks(prompt) is True)
+        return Sections(self._reasoning, self._calls, use, thinking=self._thinks(prompt) is True)
 
     def grammar(self, prompt: Sequence[int], use: ToolUse | None, form: str | None) -> str | None:
         """Thoughts first, where the prompt has none; then calls, the form, or either."""

@@ -111,14 +111,14 @@ class Sections:
     Line ends around thoughts, and white space before a call or after all calls, belong to no
     section. A call that a limit cuts stays as far as it was shown.
 
-    use: the tools; None where calls are not wanted, and stay content.
+    use: the tools; None where calls are not wanted, and stay content, whatever their format.
     thinking: whether the prompt ends within thoughts.
     """
 
     def __init__(
         self,
         reasoning: ReasoningFormat | None,
-        calls: CallFormat | None,
+        calls: CallFormat,
         use: ToolUse | None,
         thinking: bool,
     ) -> None:
@@ -164,12 +164,12 @@ class Sections:
             yield from self._think_marker(name)
         elif reasoning is not None and name == reasoning.begin and not self._answered:
             self.section, self._call = "reasoning", None
-        elif calls is None:
+        elif self._use is None:
             yield from self._answer(name)
         elif call is not None and call.keeps(name):
             yield from self._read(call.marker(name))
         elif call is None or not self._marked or name == calls.begin:
-            yield from self._open(name, calls)
+            yield from self._open(name, self._use)
         elif name == calls.end:
             yield from self._close(call, name)
         elif name in calls.inner:
@@ -193,16 +193,14 @@ class Sections:
     def _think_marker(self, name: str) -> Iterator[Event]:
         """A marker within thoughts, perhaps of a call: their end tells what that is."""
         assert self._reasoning is not None
-        opens = self._calls is not None and name in (self._calls.begin, self._calls.also)
+        opens = self._use is not None and name in (self._calls.begin, self._calls.also)
         if name == self._reasoning.end:
             yield from self._settle(ended=False)
             self._end_thoughts()
-        elif self._rehearsal is not None:
-            yield from self._rehearse(self._rehearsal, name, is_marker=True)
-        elif opens and self._use is not None:
-            # some models leave out the end of thoughts, others only think about a call
-            answer = Sections(None, self._calls, self._use, thinking=False)
-            self._rehearsal = Rehearsal(answer)
+        elif opens or self._rehearsal is not None:
+            if self._rehearsal is None:
+                # some models leave out the end of thoughts, others only think about a call
+                self._rehearsal = Rehearsal(Sections(None, self._calls, self._use, thinking=False))
             yield from self._rehearse(self._rehearsal, name, is_marker=True)
         else:
             yield from self._think(name)
@@ -239,7 +237,7 @@ class Sections:
         self._expect_bare_call()
 
     def _new_content(self, leading: str = "") -> Trimmed:
-        return Trimmed(leading, string.whitespace if self._calls is not None else "")
+        return Trimmed(leading, string.whitespace if self._use is not None else "")
 
     def _answer(self, text: str) -> Iterator[Event]:
         shown = self._content.feed(text)
@@ -248,12 +246,13 @@ class Sections:
             yield Content(shown)
 
     def _expect_bare_call(self) -> None:
-        if self._calls is not None and self._use is not None and self._calls.bare:
+        if self._use is not None and self._calls.bare:
             self._call, self._marked = self._calls.reader(self._use, marked=False), False
 
-    def _open(self, name: str, calls: CallFormat) -> Iterator[Event]:
+    def _open(self, name: str, use: ToolUse) -> Iterator[Event]:
         """Open a section of calls at a marker, or take one that opens none as text."""
-        if name not in (calls.begin, calls.also) or self._use is None:
+        calls = self._calls
+        if name not in (calls.begin, calls.also):
             yield from self.text(name)
             return
         if self._call is not None and (self._marked or self._call.within):
@@ -261,7 +260,7 @@ class Sections:
         elif self._call is not None:
             yield from self._answer(self._call.held)
         self._content.release()
-        self._call, self._marked = calls.reader(self._use, marked=True), True
+        self._call, self._marked = calls.reader(use, marked=True), True
         self._read_one = False
         self.section, self._begin = "call", name if name == calls.begin else ""
         if name == calls.also:

@@ -4,18 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from peagle.drafters.proposer import Needs, Proposer
 from peagle.engine.cycle import Accept
-from peagle.ops.acceptance import Path, accept
-from peagle.ops.draft import Draft
+from peagle.ops.acceptance import accept
 from peagle.set_acceptance import SetAcceptance
-
-
-def by_target(draft: Draft, chosen: Tensor, _: Tensor) -> Path:
-    """The path that the target's own choices confirm."""
-    return accept(draft, chosen)
 
 
 @dataclass(frozen=True)
@@ -42,4 +35,6 @@ class Drafting:
 
     def accept(self, rows: int, device: torch.device) -> Accept:
         """What follows the target's choices, for requests in so many table rows."""
-        return by_target if self.acceptance is None else self.acceptance.open(rows, device)
+        if self.acceptance is not None:
+            return self.acceptance.open(rows, device)
+        return lambda draft, chosen, _: accept(draft, chosen)

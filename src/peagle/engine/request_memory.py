@@ -18,6 +18,7 @@ class RequestMemory:
     ) -> None:
         """spare: rows of the table that belong to no request."""
         weight, needs, kept = target.embed.weight, drafting.needs, capacity.kv_dtype
+        self.capacity = capacity
         self.table = table = RequestTable(
             capacity.num_seqs + spare,
             capacity.max_length,

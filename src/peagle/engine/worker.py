@@ -51,7 +51,7 @@ def open_worker(
     memory = RequestMemory(target, drafting, capacity, spare=int(captures))
     if not captures:
         return HostWorker(target, drafting, memory, processor)
-    worker = DeviceWorker(target, drafting, memory, processor, capacity.batched_tokens)
+    worker = DeviceWorker(target, drafting, memory, processor)
     _capture(worker, least_trees)
     return worker
 

@@ -180,7 +180,12 @@ class DecoderLayer(nn.Module):
         self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, kept: Tensor | None = None
     ) -> Tensor:
         """kept: the rows that continue after attention, without repeats; None: all."""
-        x = take(x, kept) + self.attention(self.input_norm(x), rotation, layer, attend, kept)
+        mixed = self.attention(self.input_norm(x), rotation, layer, attend, kept)
+        return self.after_mixer(take(x, kept), mixed)
+
+    def after_mixer(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The residual stream after the block, given what its mixer adds; both like the stream."""
+        x = x + mixed
         return x + self.mlp(self.post_norm(x))
 
 
@@ -196,12 +201,9 @@ class SandwichLayer(DecoderLayer):
         self.mlp_norm = RMSNorm(hidden_size, eps)
         self.scalar = nn.Parameter(torch.ones(1)) if norms.scaled else None
 
-    def forward(
-        self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, kept: Tensor | None = None
-    ) -> Tensor:
+    def after_mixer(self, x: Tensor, mixed: Tensor) -> Tensor:
         """As `DecoderLayer`."""
-        attended = self.attention(self.input_norm(x), rotation, layer, attend, kept)
-        x = take(x, kept) + self.attention_norm(attended)
+        x = x + self.attention_norm(mixed)
         x = x + self.mlp_norm(self.fed(x))
         return x if self.scalar is None else x * self.scalar
 
@@ -245,8 +247,7 @@ class RecurrentLayer(DecoderLayer):
 
     def recurred(self, x: Tensor, layer: int, recur: Recur) -> Tensor:
         """The residual stream after the block, both [rows, hidden_size]."""
-        x = x + self.delta_net(self.input_norm(x), layer, recur)
-        return x + self.mlp(self.post_norm(x))
+        return self.after_mixer(x, self.delta_net(self.input_norm(x), layer, recur))
 
 
 def decoder_layer(spec: LayerSpec, hidden_size: int) -> DecoderLayer:

@@ -218,11 +218,8 @@ def _of_group(group: Values) -> Layout:
 ALGORITHMS: dict[str, Layout] = {
     "FP8": Fp8(),
     "FP8_PER_CHANNEL_PER_TOKEN": Fp8(("weight_scale",), "channel", dynamic_activations=True),
-    "FP8_PB_WO": Fp8(("weight_scale",), "block", (128, 128)),
-    "FP8_BLOCK_SCALES": Fp8(("weight_scale",), "block", (128, 128)),
-    "NVFP4": fp4.MODELOPT,
-    "W4A16_NVFP4": fp4.MODELOPT,
-    "W4A8_NVFP4_FP8": fp4.MODELOPT,
+    **dict.fromkeys(("FP8_PB_WO", "FP8_BLOCK_SCALES"), Fp8(strategy="block", blocks=(128, 128))),
+    **dict.fromkeys(("NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8"), fp4.MODELOPT),
 }
 """modelopt's, by `quant_algo`."""
 
@@ -278,9 +275,7 @@ def _auto_round(given: Values) -> list[LayoutGroup]:
 READERS = {
     "fp8": _fp8,
     "compressed-tensors": _compressed_tensors,
-    "modelopt": _modelopt,
-    "modelopt_fp4": _modelopt,
-    "modelopt_mixed": _modelopt,
+    **dict.fromkeys(("modelopt", "modelopt_fp4", "modelopt_mixed"), _modelopt),
     "fbgemm_fp8": lambda _: [LayoutGroup(Fp8(("weight_scale",), "channel"))],
     "awq": _awq,
     "gptq": _gptq,

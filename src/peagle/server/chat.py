@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,9 +9,6 @@ from fastapi import Request, Response
 
 from peagle.completion import Chunk, Completion
 from peagle.dialects.events import CallArguments, CallBegin, Content, Event, Reasoning
-from peagle.dialects.parser import Section
-from peagle.dialects.tools import ToolUse
-from peagle.engine.step import TokenLogprobs
 from peagle.errors import InputError
 from peagle.live_request import ChatTurn
 from peagle.llm import LLM
@@ -21,7 +18,7 @@ from peagle.server.body import tell_once
 from peagle.server.delivery import Answer, Json, deliver
 from peagle.server.errors import APIError
 from peagle.server.messages import MessageBody, tool_call
-from peagle.server.protocol import ChatBody
+from peagle.server.protocol import ChatBody, TokenizeBody
 from peagle.server.sampling import sampling_params, structured_outputs
 from peagle.server.service import Job, Service
 from peagle.server.tools import tool_use
@@ -38,8 +35,7 @@ async def answered(body: ChatBody, request: Request, make: Callable[[Job], Answe
 
     Raises `APIError` or `InputError` for a request that cannot run as asked.
     """
-    service = Service.of(request)
-    service.check_model(body.model)
+    service = Service.of(request, body.model)
     if body.top_logprobs and not body.logprobs:
         raise APIError(400, "top_logprobs needs logprobs", "top_logprobs")
     n, limits = body.choices, service.settings.limits
@@ -47,7 +43,7 @@ async def answered(body: ChatBody, request: Request, make: Callable[[Job], Answe
     likely = (body.top_logprobs or 0) if body.logprobs else None
     async with contextlib.AsyncExitStack() as running:
         running.enter_context(service.admit(n))
-        prompt = await prompt_of(service, body, use)
+        prompt = await prompt_of(service, body, use is not None)
         most = body.most_tokens(max(service.llm.engine.max_length - len(prompt), 1))
         params = sampling_params(service, body, most, likely, form)
         params = params.model_copy(update={"thinking_token_budget": body.thought_tokens})
@@ -55,18 +51,17 @@ async def answered(body: ChatBody, request: Request, make: Callable[[Job], Answe
         return await deliver(make(job), job, bool(body.stream), request, running)
 
 
-async def prompt_of(service: Service, body: ChatBody, use: ToolUse | None) -> list[int]:
-    """Token ids of a conversation, which shows its tools if the answer may call any."""
-    shown = (body.tools or ()) if use is not None else ()
-    added = bool(body.add_special_tokens)
-    return await service.aside(render, service.llm, body.messages, body.variables(shown), added)
+async def prompt_of(
+    service: Service, body: ChatBody | TokenizeBody, shows_tools: bool
+) -> list[int]:
+    """Token ids of a conversation, perhaps with its tools: those that the answer may call."""
+    variables = body.variables((body.tools or ()) if shows_tools else ())
+    given = body.messages or (), variables, bool(body.add_special_tokens)
+    return await service.aside(render, service.llm, *given)
 
 
 def render(
-    llm: LLM,
-    messages: Sequence[MessageBody],
-    variables: Mapping[str, Any],
-    add_special_tokens: bool = False,
+    llm: LLM, messages: Sequence[MessageBody], variables: dict[str, Any], add_special_tokens: bool
 ) -> list[int]:
     """Messages -> token ids through the chat template, which transformers runs in a sandbox."""
     if llm.chat_config.chat_template is None and llm.tokenizer.chat_template is None:
@@ -102,12 +97,11 @@ class ChatChoices(Choices):
             ]
         if said.calls or said.reasoning:
             message["content"] = message["content"] or None
-        scored = zip(completion.token_ids, completion.sections, completion.logprobs, strict=False)
         return {
             "index": index,
             "message": message,
             "finish_reason": _reason(completion),
-            "logprobs": self._logprobs(scored),
+            "logprobs": self._logprobs(completion),
         }
 
     def shared(self, done: Sequence[Completion]) -> Json:
@@ -117,23 +111,21 @@ class ChatChoices(Choices):
     def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
         """What a chunk adds to its choice: a delta for each event, none where nothing is said."""
         deltas = [delta for event in chunk.events if (delta := self._delta(index, event))]
-        scored = zip(chunk.token_ids, chunk.sections, chunk.logprobs, strict=False)
-        logprobs = self._logprobs(scored)
-        if not deltas and (
-            chunk.completion or self._body.traced or (logprobs or {}).get("content")
-        ):
-            deltas.append({})
-        if deltas and index not in self._begun:
+        logprobs = self._logprobs(chunk)
+        scored = (logprobs or {}).get("content")
+        if not (deltas or chunk.completion or self._body.traced or scored):
+            return ()
+        deltas = deltas or [{}]
+        if index not in self._begun:
             deltas[0] = {"role": "assistant", "content": "", **deltas[0]}
         choices: list[Json] = [
             {"index": index, "delta": delta, "finish_reason": None, "logprobs": None}
             for delta in deltas
         ]
-        if choices:
-            choices[-1]["logprobs"] = logprobs
-            choices[-1]["finish_reason"] = _reason(chunk.completion) if chunk.completion else None
-            if self._body.traced:
-                choices[-1]["speculation"] = self._tokens.trace(chunk)
+        choices[-1]["logprobs"] = logprobs
+        choices[-1]["finish_reason"] = _reason(chunk.completion) if chunk.completion else None
+        if self._body.traced:
+            choices[-1]["speculation"] = self._tokens.trace(chunk)
         return choices
 
     def _delta(self, index: int, event: Event) -> Json:
@@ -162,10 +154,11 @@ class ChatChoices(Choices):
             return {"content": text + content}
         return {"reasoning": text, "reasoning_content": text}
 
-    def _logprobs(self, scored: Iterable[tuple[int, Section, TokenLogprobs]]) -> Json | None:
-        """The scores of the content's tokens."""
+    def _logprobs(self, part: Completion | Chunk) -> Json | None:
+        """The scores of a part's tokens of content."""
         if not self._body.logprobs:
             return None
+        scored = zip(part.token_ids, part.sections, part.logprobs, strict=False)
         return {
             "content": [
                 self._scored(token, one.chosen)

@@ -25,8 +25,7 @@ DEFAULT_MAX_TOKENS = 16
 
 async def complete(body: CompletionBody, request: Request) -> Response:
     """Complete one or several prompts."""
-    service = Service.of(request)
-    service.check_model(body.model)
+    service = Service.of(request, body.model)
     prompts, n, most = _prompts(body), body.choices, body.most_tokens(DEFAULT_MAX_TOKENS)
     form = structured_outputs(body, service.settings.limits)
     params = sampling_params(service, body, most, body.logprobs, form)

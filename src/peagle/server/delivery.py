@@ -66,8 +66,7 @@ async def deliver(
         # the stream ends the sequences itself: it outlives this call
         return EventStream(_events(answer, job), running.pop_all())
     done = await _collect(job)
-    for index, completion in enumerate(done):
-        _log_failure(answer, index, completion)
+    _log_failures(answer, enumerate(done))
     if all(completion.failure for completion in done):
         raise _failed(done[0].failure or "")
     size = sum(map(_size, done))
@@ -143,11 +142,12 @@ def _failed(why: str) -> APIError:
     return APIError(400 if why.startswith(FORM) else 500, why)
 
 
-def _log_failure(answer: Answer, index: int, completion: Completion) -> None:
-    """Log why a choice ended with an error. An answer of which nothing came to its end is an error
+def _log_failures(answer: Answer, done: Iterable[tuple[int, Completion]]) -> None:
+    """Log why choices ended with an error. An answer of which nothing came to its end is an error
     as a whole; else its route tells which choice failed."""
-    if completion.failure is not None:
-        log.warning(f"choice {index} of {answer.id} ended with an error: {completion.failure}")
+    for index, completion in done:
+        if completion.failure is not None:
+            log.warning(f"choice {index} of {answer.id} ended with an error: {completion.failure}")
 
 
 async def _collect(job: Job) -> list[Completion]:
@@ -167,8 +167,7 @@ async def _events(answer: Answer, job: Job) -> AsyncIterator[bytes]:
         async for batch in job.batches:
             ended = {index: chunk.completion for index, chunk in batch if chunk.completion}
             done |= ended
-            for index, completion in ended.items():
-                _log_failure(answer, index, completion)
+            _log_failures(answer, ended.items())
             lost = done[0].failure if len(job.prepared) == 1 and done else None
             # an error takes the place of a lost answer's end
             told = batch if lost is None else batch[:-1]

@@ -45,20 +45,20 @@ class Parts:
 
     def take(self, events: Iterable[Event], cut: bool) -> None:
         """Take a whole answer, which no stream tells; `cut`: at a limit."""
-        told = itertools.chain.from_iterable(map(self.read, events))
-        collections.deque(itertools.chain(told, self.close(cut)), maxlen=0)
+        collections.deque(itertools.chain(self.read(events), self.close(cut)), maxlen=0)
 
-    def read(self, event: Event) -> Iterator[Json]:
-        """Take the answer's next event; what a stream tells of it."""
-        match event:
-            case Reasoning(text) | Content(text):
-                yield from self._write(event, text)
-            case CallBegin():
-                yield from self._begin(event)
-            case CallArguments(text) if self._open is not None:
-                yield from self._open.add(text)
-            case CallEnd():
-                yield from self.close(cut=False)
+    def read(self, events: Iterable[Event]) -> Iterator[Json]:
+        """Take the answer's next events; what a stream tells of them."""
+        for event in events:
+            match event:
+                case Reasoning(text) | Content(text):
+                    yield from self._write(event, text)
+                case CallBegin():
+                    yield from self._begin(event)
+                case CallArguments(text) if self._open is not None:
+                    yield from self._open.add(text)
+                case CallEnd():
+                    yield from self.close(cut=False)
 
     def close(self, cut: bool) -> Iterator[Json]:
         """End the part that is open, if one is; `cut`: at a limit."""

@@ -77,9 +77,14 @@ class Service:
             self.auditor = Auditor(llm, settings, self.metrics, self._load, self._distrust)
 
     @staticmethod
-    def of(request: Request) -> "Service":
-        """That of the application to which a request came."""
-        return request.app.state.service
+    def of(request: Request, model: str | None = None) -> "Service":
+        """That of the application to which a request came.
+
+        Raises `APIError` when the request names another model.
+        """
+        service: Service = request.app.state.service
+        service.check_model(model)
+        return service
 
     @property
     def ready(self) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import Request
 
 from peagle.detokenizer import detokenize as text_of
-from peagle.server.chat import render
+from peagle.server.chat import prompt_of
 from peagle.server.errors import APIError
 from peagle.server.protocol import DetokenizeBody, TokenizeBody
 from peagle.server.service import Service
@@ -13,16 +13,13 @@ from peagle.server.service import Service
 
 async def tokenize(body: TokenizeBody, request: Request) -> dict[str, Any]:
     """Token ids of a text, or of messages through the chat template."""
-    service = Service.of(request)
-    service.check_model(body.model)
+    service = Service.of(request, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise APIError(400, "give prompt or messages", "prompt")
-    added = body.add_special_tokens
     if body.messages is not None:
-        given = body.messages, body.variables(body.tools or ()), bool(added)
-        ids = await service.aside(render, service.llm, *given)
+        ids = await prompt_of(service, body, shows_tools=True)
     else:
-        ids = await service.tokenize(body.prompt or "", added is not False)
+        ids = await service.tokenize(body.prompt or "", body.add_special_tokens is not False)
     limit = service.llm.engine.max_length
     found = {"tokens": ids, "count": len(ids), "max_model_len": limit}
     if body.return_token_strs:
@@ -32,8 +29,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> dict[str, Any]:
 
 async def detokenize(body: DetokenizeBody, request: Request) -> dict[str, str]:
     """The text of token ids."""
-    service = Service.of(request)
-    service.check_model(body.model)
+    service = Service.of(request, body.model)
     vocab = service.llm.engine.vocab_size
     if not all(0 <= token < vocab for token in body.tokens):
         raise APIError(400, f"token ids are 0 to {vocab - 1}", "tokens")

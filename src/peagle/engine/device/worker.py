@@ -67,15 +67,9 @@ class DeviceWorker:
     runs_ahead = True
 
     def __init__(
-        self,
-        target: Decoder,
-        drafting: Drafting,
-        memory: RequestMemory,
-        processor: LogitsProcessor,
-        max_batched_tokens: int,
+        self, target: Decoder, drafting: Drafting, memory: RequestMemory, processor: LogitsProcessor
     ) -> None:
-        """memory: whose table has one row more than there can be requests; max_batched_tokens: most
-        target rows in one pass."""
+        """memory: whose table has one row more than there can be requests."""
         self._memory, self._processor, table = memory, processor, memory.table
         needs, lengths, rows = drafting.needs, drafting.lengths, len(table.limits)
         network = None if needs.network is None else fused_drafter(needs.network)
@@ -94,9 +88,9 @@ class DeviceWorker:
         )
         spare = rows - 1
         self.graphs = CycleGraphs(side, spare, lengths, drafting.num_tree_nodes or 0)
-        self._prompts = PromptGraphs(self._models, table, spare, max_batched_tokens)
+        self._most_rows = memory.capacity.batched_tokens
+        self._prompts = PromptGraphs(self._models, table, spare, self._most_rows)
         self._prefill = Prefill(self._models, table, self._prompts)
-        self._most_rows = max_batched_tokens
         self.cycle_seconds: Seconds | None = None
         """Measured where there are several draft lengths to choose from."""
         self._flight: Flight | None = None
@@ -211,7 +205,7 @@ class DeviceWorker:
         shape = self._rows.next_shape(rows, drafts)
         proposed = Download(self.graphs.draft(rows, shape))
         verified = self.graphs.verify(rows, drafts)  # launched; forms look at the drafts meanwhile
-        self._edit(step.cycles, drafts, verified.logits, proposed, logits)
+        logits |= self._edit(step.cycles, drafts, verified.logits, proposed)
         self.graphs.accept(rows, drafts, verified)
         return None
 
@@ -234,7 +228,7 @@ class DeviceWorker:
             prompts = None if ends.scores is None else PromptLogprobs(ordered, ends.scores)
             last = [chunk for chunk in ordered if chunk.completes]
             if last:
-                self._edit(last, 0, ends.logits, Download(torch.empty(0)), logits)
+                logits |= self._edit(last, 0, ends.logits, Download(torch.empty(0)))
                 self._rows.begin(last, ends)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
@@ -242,23 +236,20 @@ class DeviceWorker:
         return tuple(ordered), prompts
 
     def _edit(
-        self,
-        work: Sequence[PromptChunk | Cycle],
-        drafts: int,
-        logits: Tensor,
-        proposed: Download,
-        kept: dict[int, Tensor],
-    ) -> None:
-        """Edit logits in place, and keep what they were for log-probabilities, by table row.
+        self, work: Sequence[PromptChunk | Cycle], drafts: int, logits: Tensor, proposed: Download
+    ) -> dict[int, Tensor]:
+        """Edit logits in place; returns what they were for log-probabilities, by table row.
 
         logits: [work * (drafts + 1), vocab], proposed: [work * drafts], both with padding behind.
         """
+        kept: dict[int, Tensor] = {}
         choices = [Choice(self._rows.settings(item.row), drafts, item.missing) for item in work]
         rows = logits[: len(work) * (drafts + 1)]
         for item, choice, share in zip(work, choices, rows.split(drafts + 1), strict=True):
             if choice.settings.params.logprobs is not None:
                 kept[item.row] = share.clone()
         self._processor.edit(rows, choices, proposed)
+        return kept
 
     def _timed(self, step: Step, rows: list[int], drafts: int) -> Timed | None:
         """Run and time a cycle; None if it was not captured, since its time is not typical then."""
@@ -290,35 +281,26 @@ class DeviceWorker:
         scores = self._scores(flight.logits, tokens) if flight.logits else {}
         prompts = {} if flight.prompts is None else flight.prompts.by_row()
         results = tuple(
-            self._result(item, flight, tokens[item.row], found[item.row], scores, prompts)
+            Result(
+                item.row,
+                tokens[item.row],
+                *self._verified(item, flight, found[item.row]),
+                pending=self._rows.land(item, len(tokens[item.row]), flight.drafts),
+                logprobs=scores.get(item.row, ()),
+                prompt_logprobs=prompts.get(item.row, ()),
+            )
             for item in flight.work
         )
         return Outcome(flight.step.number, results, flight.time)
 
-    def _result(
-        self,
-        item: Cycle | PromptChunk,
-        flight: Flight,
-        new: tuple[int, ...],
-        found: Sequence[int],
-        scores: Mapping[int, tuple[TokenLogprobs, ...]],
-        prompts: Mapping[int, tuple[TokenLogprobs, ...]],
-    ) -> Result:
-        """What a step did for a request. found: its row of the results."""
-        drafted = accepted = 0
-        if isinstance(item, Cycle) and flight.repeated is None:
-            accepted = found[0]
-            looked_up = flight.drafts > 0 and found[-1] > 0
-            drafted = item.drafts if self._follows or looked_up or accepted else 0
-        return Result(
-            item.row,
-            new,
-            accepted,
-            drafted,
-            pending=self._rows.land(item, len(new), flight.drafts),
-            logprobs=scores.get(item.row, ()),
-            prompt_logprobs=prompts.get(item.row, ()),
-        )
+    def _verified(
+        self, item: Cycle | PromptChunk, flight: Flight, found: Sequence[int]
+    ) -> tuple[int, int]:
+        """How many drafts were accepted, and of how many. found: the row of the results."""
+        if not isinstance(item, Cycle) or flight.repeated is not None:
+            return 0, 0
+        accepted, looked_up = found[0], flight.drafts > 0 and found[-1] > 0
+        return accepted, item.drafts if self._follows or looked_up or accepted else 0
 
     def _scores(
         self, logits: Mapping[int, Tensor], tokens: Mapping[int, tuple[int, ...]]

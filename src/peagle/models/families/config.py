@@ -234,6 +234,12 @@ def window(values: Values, usual: int | None) -> int | None:
     return int(width)
 
 
+def layer_types(values: Values, period: int, others: str = SLIDING) -> list[str]:
+    """Each layer's type; where none are given, one of each `period` is full, the last of them."""
+    usual = [others if (i + 1) % period else FULL for i in range(num_layers(values))]
+    return list(values.get("layer_types") or usual)
+
+
 def windows(values: Values, types: Sequence[str], width: int | None) -> list[int | None]:
     """Each layer's window, given its `layer_types` and their common width, None for no windows."""
     other = set(types) - {SLIDING, FULL}

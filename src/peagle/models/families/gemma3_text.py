@@ -17,11 +17,8 @@ def spec(values: Values) -> DecoderSpec:
     if values.get("attn_logit_softcapping"):
         raise InputError("attn_logit_softcapping is not supported; vLLM serves it")
     mlp, eps = replace(config.mlp(values), activation="gelu_tanh"), config.norms(values).eps
-    step = int(values["sliding_window_pattern"])
-    usual = [SLIDING if (i + 1) % step else FULL for i in range(config.num_layers(values))]
-    windows = config.windows(
-        values, values.get("layer_types") or usual, config.window(values, None)
-    )
+    types = config.layer_types(values, int(values["sliding_window_pattern"]))
+    windows = config.windows(values, types, config.window(values, None))
     norms = SandwichSpec(eps, offset=1.0)
     layers = [LayerSpec(_attention(values, window), mlp, norms) for window in windows]
     return replace(

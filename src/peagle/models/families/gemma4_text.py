@@ -13,7 +13,7 @@ from peagle.models.families.family import Family
 from peagle.models.spec import (
     AttentionSpec,
     DecoderSpec,
-    ExpertsSpec,
+    FeedForwardSpec,
     LayerSpec,
     MixtureSpec,
     SandwichSpec,
@@ -30,9 +30,10 @@ def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
     values = config.with_usual(values, config.usual("gemma4_text"))
     _refuse_unsupported(values)
-    mlp = replace(config.mlp(values), activation="gelu_tanh")
-    experts, types = _experts(values), _layer_types(values)
-    fed = mlp if experts is None else MixtureSpec(mlp, experts)
+    mlp, types = replace(config.mlp(values), activation="gelu_tanh"), _layer_types(values)
+    fed: FeedForwardSpec = mlp
+    if values.get("enable_moe_block"):
+        fed = MixtureSpec(mlp, config.experts(values, chosen="top_k_experts"))
     norms = SandwichSpec(config.norms(values).eps, scaled=True)
     [width] = config.sizes(values, "sliding_window")
     windows = config.windows(values, types, width)
@@ -65,12 +66,6 @@ def refuse_other_attention(values: Values) -> None:
         raise InputError(f"hidden_activation {activation} is not supported, only {ACTIVATION}")
 
 
-def _experts(values: Values) -> ExpertsSpec | None:
-    if not values.get("enable_moe_block"):
-        return None
-    return config.experts(values, chosen="top_k_experts")
-
-
 def softcap(values: Values) -> float | None:
     """The bound of logits."""
     name = "final_logit_softcapping"
@@ -79,9 +74,7 @@ def softcap(values: Values) -> float | None:
 
 def _layer_types(values: Values) -> list[str]:
     """Each layer's; the last is full, whatever is given, as in transformers."""
-    count = config.num_layers(values)
-    usual = [SLIDING if (i + 1) % PERIOD else FULL for i in range(count)]
-    types = list(values.get("layer_types") or usual)
+    types = config.layer_types(values, PERIOD)
     return [*types[:-1], FULL] if types[-1:] == [SLIDING] else types
 
 

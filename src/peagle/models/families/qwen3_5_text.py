@@ -39,8 +39,7 @@ def of_layers(values: Values, fed: FeedForwardSpec) -> DecoderSpec:
 
 def _layer_types(values: Values) -> list[str]:
     [interval], count = config.sizes(values, "full_attention_interval"), config.num_layers(values)
-    usual = [LINEAR if (i + 1) % interval else FULL for i in range(count)]
-    types = list(values.get("layer_types") or usual)
+    types = config.layer_types(values, interval, LINEAR)
     if other := set(types) - {LINEAR, FULL}:
         raise InputError(f"layers of type {', '.join(sorted(other))} are not supported")
     if len(types) != count:

@@ -1,6 +1,7 @@
 """How files hold weights of few bits: in which tensors beside a weight's name, and in what order.
 
-`layout`: what every one has, and the rule that joins a file's tensors into one packed weight and
-splits it again. `fp8`: Hugging Face's, compressed-tensors', modelopt's and fbgemm's. `mxfp4`:
-GPT-OSS's. `peagle.models.quantization` says which of them a directory may have.
+`layout`: what every one has, and the rule that joins a file's tensors into one packed weight.
+`fp8`: Hugging Face's, compressed-tensors', modelopt's and fbgemm's. `fp4`: MXFP4
+and NVFP4. `integers`: of 4 and 8 bits. `peagle.models.quantization` says which of them a directory
+may have.
 """

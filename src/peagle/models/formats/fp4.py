@@ -20,8 +20,6 @@ class Fp4(Layout):
     format: FP4
     names: tuple[str, ...]
     """Ends of numbers, scales, and a factor where there is one."""
-    tells: str
-    """The end that no other layout has."""
     by_block: bool = False
     """Whether bytes are [blocks, 16], not in a row."""
     divided: bool = False
@@ -32,7 +30,8 @@ class Fp4(Layout):
         return dict(zip(self.names, (torch.uint8, scales, FLOATING), strict=False))
 
     def stored(self, name: str, names: Container[str]) -> "Fp4 | None":
-        if name + self.tells not in names:
+        telling, *_ = self.names[2:] or self.names  # scales may be of another layout
+        if name + telling not in names:
             return None
         if f"{name}weight_zero_point" in names:
             raise InputError(f"{name}weight_zero_point: FP4 with zero points is not supported")
@@ -74,12 +73,7 @@ class Fp4(Layout):
         return Part(packed, scales, factors=factor[0].float().reshape(1).expand(len(scales)))
 
 
-GPT_OSS = Fp4(MXFP4, ("_blocks", "_scales"), "_blocks", by_block=True)
-MODELOPT = Fp4(NVFP4, ("weight", "weight_scale", "weight_scale_2"), "weight_scale_2")
-COMPRESSED = Fp4(
-    NVFP4,
-    ("weight_packed", "weight_scale", "weight_global_scale"),
-    "weight_global_scale",
-    divided=True,
-)
-COMPRESSED_MXFP4 = Fp4(MXFP4, ("weight_packed", "weight_scale"), "weight_packed")
+GPT_OSS = Fp4(MXFP4, ("_blocks", "_scales"), by_block=True)
+MODELOPT = Fp4(NVFP4, ("weight", "weight_scale", "weight_scale_2"))
+COMPRESSED = Fp4(NVFP4, ("weight_packed", "weight_scale", "weight_global_scale"), divided=True)
+COMPRESSED_MXFP4 = Fp4(MXFP4, ("weight_packed", "weight_scale"))

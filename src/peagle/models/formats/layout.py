@@ -126,11 +126,6 @@ class PackedRule(TensorRule):
         theirs = tuple(stem(name) + end for end in layout.ends for name in rule.theirs)
         return cls(rule.ours, theirs, rule.sizes, rule.leading, order=rule.order, layout=layout)
 
-    def by_part(self, items: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-        """What there is for each of `theirs`, by part."""
-        parts = len(self.sizes)
-        return [items[part::parts] for part in range(parts)]
-
     def shapes(self, ours: Shape) -> dict[str, Shape]:
         try:
             parts = [self.layout.shapes((size, *ours[self.leading :])) for size in self.sizes]
@@ -154,12 +149,11 @@ class PackedRule(TensorRule):
         return (*self.sizes, sum(self.sizes) // groups) if groups else self.sizes
 
     def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
-        block = self.layout.block(ours[-1], self._runs)
+        block, count = self.layout.block(ours[-1], self._runs), len(self.sizes)
         parts = []
-        scales = self.theirs[len(self.sizes) : 2 * len(self.sizes)]
-        for name, tensors in zip(scales, self.by_part(theirs), strict=True):
-            with about(name):
-                parts.append(self.layout.read(tensors, block))
+        for place, scales in enumerate(self.theirs[count : 2 * count]):
+            with about(scales):
+                parts.append(self.layout.read(theirs[place::count], block))
                 self.layout.format.refuse(parts[-1].scales)
         blocks = (*ours[:-2], -(-ours[-2] // block[0]), -1)
         return QuantizedWeight(

@@ -45,8 +45,7 @@ class MessagesAnswer:
 
     def add(self, index: int, chunk: Chunk) -> Iterator[bytes]:
         """What a chunk says of its blocks."""
-        for said in chunk.events:
-            yield from map(_event, self._blocks.read(said))
+        return map(_event, self._blocks.read(chunk.events))
 
     def end(self, done: Sequence[Completion]) -> Iterator[bytes]:
         """The end of the last block, and why the message ends."""

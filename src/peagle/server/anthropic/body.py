@@ -1,8 +1,8 @@
 """The body of `POST /v1/messages`, and of `/v1/messages/count_tokens`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from peagle.server.body import Body, Items, Positive
 from peagle.server.protocol import TranslatedBody
@@ -56,15 +56,14 @@ class ToolResultBlock(Body):
     content: str | Items[ResultBlock] | None = None
 
 
+def _refuse(kind: str) -> NoReturn:
+    raise ValueError(f"{kind} is not supported; this model reads only text")
+
+
 class NotText(Body):
     """What no text stands for."""
 
-    type: Literal["image", "document"]
-
-    @field_validator("type")
-    @classmethod
-    def _refuse(cls, kind: str) -> str:
-        raise ValueError(f"{kind} is not supported; this model reads only text")
+    type: Annotated[Literal["image", "document"], AfterValidator(_refuse)]
 
 
 Block = Annotated[

@@ -22,8 +22,7 @@ async def create_message(body: MessagesBody, request: Request) -> Response:
 
 async def count_tokens(body: MessagesBody, request: Request) -> dict[str, int]:
     """Count the tokens of a conversation, in Anthropic's form."""
-    service = Service.of(request)
-    service.check_model(body.model)
+    service = Service.of(request, body.model)
     chat = validated(ChatBody, chat_fields(body))
-    prompt = await prompt_of(service, chat, tool_use(chat, service.settings.limits))
+    prompt = await prompt_of(service, chat, tool_use(chat, service.settings.limits) is not None)
     return {"input_tokens": len(prompt)}

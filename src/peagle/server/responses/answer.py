@@ -60,8 +60,7 @@ class ResponsesAnswer:
 
     def add(self, index: int, chunk: Chunk) -> Iterator[bytes]:
         """What a chunk says of its items."""
-        for said in chunk.events:
-            yield from map(self._event, self._items.read(said))
+        return map(self._event, self._items.read(chunk.events))
 
     def end(self, done: Sequence[Completion]) -> Iterator[bytes]:
         """The end of the last item, and the whole response."""

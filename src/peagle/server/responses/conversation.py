@@ -1,7 +1,6 @@
 """Items of a conversation as messages: a request as a chat completion's."""
 
 import base64
-import binascii
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -56,7 +55,7 @@ def _decoded(content: str | None) -> str:
         return ""
     try:
         return base64.b64decode(content.removeprefix(ENCODED), validate=True).decode()
-    except (binascii.Error, ValueError):
+    except ValueError:
         return ""
 
 

@@ -11,6 +11,9 @@ from peagle.server.responses.body import ResponsesBody
 from peagle.server.responses.conversation import encoded
 from peagle.server.responses.tools import CustomInput, ToolName, Tools
 
+PLACE: Json = {"content_index": 0, "logprobs": []}
+"""Of the text in a message, which is its only part."""
+
 
 class OutputItem(AnswerPart):
     """One item.
@@ -82,12 +85,10 @@ class MessageOutput(OutputItem):
 
     def _grown(self, text: str) -> Iterator[Json]:
         self.text += text
-        place = {"content_index": 0, "logprobs": []}
-        yield {"type": "response.output_text.delta", **place, "delta": text}
+        yield {"type": "response.output_text.delta", **PLACE, "delta": text}
 
     def _closed(self) -> Iterator[Json]:
-        place = {"content_index": 0, "logprobs": []}
-        yield {"type": "response.output_text.done", **place, "text": self.text}
+        yield {"type": "response.output_text.done", **PLACE, "text": self.text}
         yield {"type": "response.content_part.done", "content_index": 0, "part": self._part()}
 
     def _part(self) -> Json:
