@@ -45,7 +45,7 @@ def main(
     target: Directory = None,
     eagle3: Directory = None,
     peagle: Directory = None,
-    limit: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 32,
+    limit: Annotated[int, typer.Option(help="Number of prompts.")] = 32,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each.")] = 128,
     rounds: Annotated[int, typer.Option(help="Rounds of each side.")] = 7,
     out: Annotated[Path, typer.Option(help="Directory for the report.")] = Path("build/cpu"),

@@ -47,7 +47,7 @@ def main(
     eagle3: Annotated[str | None, typer.Option(help="As in peagle bench.")] = None,
     peagle: Annotated[str | None, typer.Option(help="As in peagle bench.")] = None,
     prompts: Annotated[str, typer.Option(help="As in peagle bench.")] = "bundled",
-    limit: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 32,
+    limit: Annotated[int, typer.Option(help="Number of prompts.")] = 32,
     max_tokens: Annotated[int, typer.Option(help="Tokens per output.")] = 128,
     k: Annotated[int, typer.Option("--k", help="Tokens to draft.")] = 7,
     concurrency: Annotated[int, typer.Option(help="Requests in flight.")] = 8,

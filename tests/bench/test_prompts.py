@@ -211,6 +211,8 @@ def test_what_is_no_file_is_named(tmp_path):
     (tmp_path / "folder.txt").mkdir()
     with pytest.raises(InputError, match=r"folder\.txt cannot be read"):
         load_prompts(str(tmp_path / "folder.txt"))
+    with pytest.raises(InputError, match="a limit of 0"):
+        load_prompts("bundled", 0)
 
 
 def test_as_a_chat_a_text_is_a_users_turn_and_a_chat_stays_as_it_is():

@@ -176,7 +176,7 @@ def test_stdin_that_is_not_text(refused, pair, monkeypatch):
         (["--k", "3,x"], "--k: Input should be a valid integer"),
         (["--concurrency", "0"], "--concurrency: Input should be greater than 0"),
         (["--concurrency", "4", "--limit", "3"], "--concurrency 4 needs as many prompts"),
-        (["--limit", "0"], "--limit: Input should be greater than 0"),
+        (["--limit", "0"], "a limit of 0"),
         (["--max-tokens", "0"], "peagle: --max-tokens: "),
         (["--max-tokens", "500"], "context holds 512"),
         (["--prompts", "{bad}/long.txt"], "long.txt:2 has 10000 tokens and 128 are to follow"),

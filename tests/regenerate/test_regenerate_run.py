@@ -240,6 +240,8 @@ def test_conversations_are_read_once_and_up_to_the_limit(tmp_path: Path):
     places = [conversation.place for conversation in found.values()]
     assert places == [f"{file}:{n}" for n in (1, 2, 3)]
     assert list(read_conversations([str(file)], limit=2)) == list(found)[:2]
+    with pytest.raises(InputError, match="a limit of 0 conversations leaves nothing"):
+        read_conversations([str(file)], limit=0)
 
 
 ASKED = Chat("a:1", (SYSTEM, user("x"), assistant("old"), user("y")), [{"type": "function"}])

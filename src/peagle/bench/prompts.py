@@ -95,6 +95,8 @@ def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
     list of texts), `turns` (as MT-Bench, Spec-Bench and SPEED-Bench) or `messages`; a .txt file
     holds one prompt per line. Raises `InputError` naming file and line.
     """
+    if limit is not None and limit < 1:
+        raise InputError(f"a limit of {limit} prompts leaves nothing to run")
     path = str(Path(__file__).with_name(SETS[source])) if source in SETS else source
     prompts = list(itertools.islice(_prompts(path), limit))
     if not prompts:

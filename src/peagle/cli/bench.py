@@ -41,7 +41,7 @@ class Questions(Flags):
     """bundled, or a file: .jsonl, .jsonl.gz, .parquet, .txt; repeatable."""
     chat: bool = False
     """Render each prompt as a user's turn."""
-    limit: PositiveInt | None = None
+    limit: int | None = None
     """Use only this many prompts of each file, the first ones. Default: all of them"""
     concurrency: Several[PositiveInt] = (1,)
     """Requests in flight, one or several: 1,8."""

@@ -60,7 +60,7 @@ class Answering(Flags):
     """Answer so many questions that the target writes itself."""
     keep_cut: bool = False
     """Keep first answers that a limit cuts, as token ids, where an endpoint gives these."""
-    limit: PositiveInt | None = None
+    limit: int | None = None
     """Use only this many conversations, the first ones. Default: all of them"""
     endpoint: str | None = None
     """OpenAI-compatible URL to ask instead of a target; key from OPENAI_API_KEY."""

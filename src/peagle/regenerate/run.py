@@ -40,6 +40,8 @@ def read_conversations(sources: Sequence[str], limit: int | None = None) -> dict
 
     Raises `InputError` naming a line that has nothing to answer.
     """
+    if limit is not None and limit < 1:
+        raise InputError(f"a limit of {limit} conversations leaves nothing to answer")
     samples = itertools.islice(read_samples(sources), limit)
     found = {sample.place: _asking(sample) for sample in samples}
     if not found:
