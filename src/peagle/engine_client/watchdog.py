@@ -18,7 +18,7 @@ STDERR = 2
 log = logging.getLogger("peagle.engine")
 
 
-class Watchdog(threading.Thread):
+class Watchdog:
     """A thread that looks at an engine once a second, from `start` on.
 
     A step that takes long is told once, with the stacks of all threads; one that takes longer than
@@ -37,7 +37,6 @@ class Watchdog(threading.Thread):
         tell: Callable[[], object] = lambda: None,
         kills: bool = False,
     ) -> None:
-        super().__init__(name="peagle-watchdog", daemon=True)
         self._core, self._limit = core, core.facts.step_timeout
         self._give_up, self._tell = give_up, tell
         self._kills = kills and self._limit < threading.TIMEOUT_MAX
@@ -46,13 +45,17 @@ class Watchdog(threading.Thread):
         self._age = 0.0
         self._warned = False
         self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="peagle-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
 
     def stop(self) -> None:
         """Look no more."""
         self._stopped.set()
 
-    def run(self) -> None:
-        """Look until it is stopped, or gives up."""
+    def _run(self) -> None:
         last = time.monotonic()
         while not self._stopped.wait(TICK):
             now = time.monotonic()
