@@ -30,8 +30,9 @@ class Fp4(Layout):
         return dict(zip(self.names, (torch.uint8, scales, FLOATING), strict=False))
 
     def stored(self, name: str, names: Container[str]) -> "Fp4 | None":
-        telling, *_ = self.names[2:] or self.names  # scales may be of another layout
-        if name + telling not in names:
+        numbers, _, *factor = self.names
+        # other layouts have scales of this name, and numbers where these have a factor
+        if name + (factor[0] if factor else numbers) not in names:
             return None
         if f"{name}weight_zero_point" in names:
             raise InputError(f"{name}weight_zero_point: FP4 with zero points is not supported")
