@@ -48,6 +48,14 @@ def _problems(kind: type[Config], error: ValidationError) -> list[tuple[str, str
     return problems
 
 
+def parsed(text: str | bytes) -> Any:
+    """What a text says in JSON; None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 def parse_json_option(name: str, text: str, example: str) -> Any:
     """The JSON value of the option `name`; the configuration that takes it checks its content."""
     try:

@@ -15,9 +15,9 @@ from peagle.bench.http import HttpSession, Reply
 from peagle.bench.prompts import Prompt
 from peagle.bench.server_metrics import DraftCounts
 from peagle.config import SamplingParams
+from peagle.configuration import parsed
 from peagle.errors import InputError, reason
 from peagle.server_url import authorized, server_url
-from peagle.train.samples import parsed
 
 SILENCE = 120.0
 """Seconds without a byte after which a request has failed."""

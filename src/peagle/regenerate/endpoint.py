@@ -8,10 +8,11 @@ from typing import Any
 import httpx2
 
 from peagle.config import SamplingParams
+from peagle.configuration import parsed
 from peagle.errors import InputError
 from peagle.regenerate.answers import NoAnswerError, Regeneration
 from peagle.server_url import authorized, server_url
-from peagle.train.samples import Message, Tools, parsed
+from peagle.train.samples import Message, Tools
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Seconds before each retry, if the server does not say how long to wait."""

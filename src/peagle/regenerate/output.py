@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from peagle.configuration import parsed
 from peagle.errors import InputError
 from peagle.files import writing
-from peagle.train.samples import parsed
 
 BEGINNING = '{"source": "'
 """How every line of an output begins."""

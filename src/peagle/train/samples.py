@@ -1,11 +1,11 @@
 """Samples: what a line of data says, in any of its forms."""
 
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from peagle.configuration import parsed
 from peagle.errors import InputError
 from peagle.train.sources import read_records
 
@@ -186,14 +186,6 @@ def _written_calls(text: str) -> list[dict[str, Any]]:
 
 def _call(function: Any) -> dict[str, Any]:
     return {"type": "function", "function": function}
-
-
-def parsed(text: str | bytes) -> Any:
-    """What a text says in JSON; None if it is not JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _taken_ids(message: Message, turn: str) -> tuple[int, ...] | None:
