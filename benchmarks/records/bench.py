@@ -21,12 +21,13 @@ HOST = ("cpu", "cores", "threads", "python")
 APART = ("date", "device", "versions", "card", "synthetic", "servers", *HOST)
 """Facts of a run that are no setting of its figures."""
 TIMED = ("ttft_ms", "itl_ms", "e2e_ms")
-ACCEPTED = (
+OTHERS = (
     "acceptance_length",
     "acceptance_rate_per_position",
     "output_tokens",
     "acceptance_length_interval",
     "tokens_per_cycle",
+    "mean_step_ms",
 )
 NOT_OURS = ("otps", "engine", "quantize_activations", "identical_to_none")
 """Keys of a run's entry that `Run` has under another name, or not at all."""
@@ -127,7 +128,7 @@ def _timed(entry: Mapping[str, Any], name: str) -> bool:
 
 def _drawn(run: Run, beside: bool) -> runs.Run:
     """beside: whether engines ran one after the other, each in processes of its own."""
-    given: dict[str, Any] = {name: getattr(run, name) for name in ACCEPTED}
+    given: dict[str, Any] = {name: getattr(run, name) for name in OTHERS}
     given |= {name: _percentiles(getattr(run, name)) for name in TIMED}
     found = measures.Measures(otps=run.speed or 0.0, **given)
     load = {name: getattr(run, name) for name in ("concurrency", "temperature", "request_rate")}

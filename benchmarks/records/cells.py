@@ -111,6 +111,10 @@ class RunFigures:
         """The median time to the first token in milliseconds."""
         return number(self.run.ttft_ms.p50) if self.run.ttft_ms else None
 
+    def step(self) -> str | None:
+        """The mean time between a stream's events in milliseconds."""
+        return number(self.run.mean_step_ms) if self.run.mean_step_ms else None
+
     def same(self) -> str | None:
         """Whether the text was the same as without speculation."""
         return {True: "yes", False: "no", None: None}[self.run.same_text]
@@ -131,6 +135,10 @@ class RunFigures:
     def peer_ttft(self) -> str | None:
         """The peer's median time to the first token in milliseconds."""
         return number(self._peer.ttft_ms.p50) if self._peer and self._peer.ttft_ms else None
+
+    def peer_step(self) -> str | None:
+        """The peer's mean time between a stream's events in milliseconds."""
+        return number(self._peer.mean_step_ms) if self._peer and self._peer.mean_step_ms else None
 
     def peer_ratio(self) -> str | None:
         """Our median over the peer's."""

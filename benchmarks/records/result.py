@@ -60,6 +60,8 @@ class Run(Strict):
     ttft_ms: Percentiles | None = None
     itl_ms: Percentiles | None = None
     e2e_ms: Percentiles | None = None
+    mean_step_ms: float | None = None
+    """Mean time between the steps, or a server's events, that brought a request tokens."""
     output_tokens: int = 0
     same_text: bool | None = None
     failed: int = 0

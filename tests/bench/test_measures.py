@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.bench.measures import acceptance_interval, measure, percentiles, token_gaps
+from peagle.bench.measures import acceptance_interval, mean_step, measure, percentiles, token_gaps
 from peagle.completion import Completion
 from peagle.speculation import Speculation
 
@@ -72,6 +72,12 @@ def test_speed_is_tokens_over_wall_time_and_latencies_are_ms():
     assert found.ttft_ms.p50 == pytest.approx(300.0)
     assert found.e2e_ms.p50 == pytest.approx(600.0)
     assert found.itl_ms.p50 == pytest.approx(100 / 3)
+
+
+def test_a_step_that_brings_several_tokens_counts_once():
+    assert mean_step([[1.0, 1.6, 1.6, 2.0], [3.0, 3.2]]) == pytest.approx(1.2 / 3)
+    assert mean_step([[1.0, 1.0]]) == 0.0
+    assert measure(TWO, seconds=2.0).mean_step_ms == pytest.approx(150.0)
 
 
 def test_tokens_of_one_step_share_its_gap():

@@ -82,7 +82,8 @@ def test_a_run_as_json_is_an_entry_of_the_result_file():
     speed = ["otps", "acceptance_length", "acceptance_rate_per_position"]
     times = ["ttft_ms", "itl_ms", "e2e_ms"]
     interval = "acceptance_length_interval"
-    others = ["output_tokens", interval, "tokens_per_cycle", "same_text", "rounds", "failed"]
+    others = ["output_tokens", interval, "tokens_per_cycle", "mean_step_ms"]
+    others += ["same_text", "rounds", "failed"]
     assert list(entry) == [*case, *speed, *times, *others]
     assert entry["ttft_ms"] == {"p50": 10.0, "p95": 20.0, "p99": 30.0}
     assert run(replace(PEAGLE, engine="vLLM")).as_json()["engine"] == "vLLM"

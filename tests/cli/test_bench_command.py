@@ -15,6 +15,7 @@ RUN_KEYS = {
     "acceptance_length",
     "acceptance_length_interval",
     "tokens_per_cycle",
+    "mean_step_ms",
     "acceptance_rate_per_position",
     "ttft_ms",
     "itl_ms",

@@ -53,6 +53,8 @@ class Measures:
     acceptance_length_interval: tuple[float, float] | None = None
     tokens_per_cycle: float | None = None
     """Mean tokens emitted per cycle, those without drafts included; None as above."""
+    mean_step_ms: float | None = None
+    """Mean time between the steps that brought a request tokens: of a server, its events."""
 
 
 def measure(completions: Sequence[Completion], seconds: float) -> Measures:
@@ -82,6 +84,7 @@ def measured(
         e2e_ms=percentiles([MS * each[-1] for each in times]),
         output_tokens=tokens,
         acceptance_length_interval=accepted.interval if accepted else None,
+        mean_step_ms=MS * mean_step(times),
     )
 
 
@@ -106,6 +109,13 @@ def token_gaps(times: Sequence[float]) -> Iterator[float]:
     steps = [(time, len(list(same))) for time, same in itertools.groupby(times)]
     for (before, _), (now, count) in itertools.pairwise(steps):
         yield from [(now - before) / count] * count
+
+
+def mean_step(times: Sequence[Sequence[float]]) -> float:
+    """Mean time between the steps that brought each request tokens, in `times`' unit; 0 if each
+    had all of its tokens in one step."""
+    steps = sum(len(set(each)) - 1 for each in times)
+    return sum(each[-1] - each[0] for each in times) / steps if steps else 0.0
 
 
 def percentiles(values: Sequence[float]) -> Percentiles:
