@@ -2,14 +2,18 @@
 
 import itertools
 import json
+import multiprocessing
 import socket
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import pytest
 from openai_stub import openai_stub, said, streamed
 
 from peagle.bench import server as module
+from peagle.bench import server_case
 from peagle.bench.case import Case, Grid
 from peagle.bench.prompts import Prompt
 from peagle.bench.runs import Failure
@@ -118,6 +122,35 @@ def test_as_many_are_in_flight_as_asked(stub):
     stub.reply = busy
     measured(stub.url, prompts=PROMPTS * 4, grid=Grid([3]))
     assert most == [3]
+
+
+def test_several_processes_share_many_requests_in_flight(stub, monkeypatch):
+    """Each answer stands in its prompt's place, and what failed is known by its own."""
+    monkeypatch.setattr(server_case, "CLIENTS", 2)
+    monkeypatch.setattr(server_case, "CORES", 0.1)
+    submit, shares = ProcessPoolExecutor.submit, []
+
+    def counted(pool, function, server, asked, *more):
+        shares.append(len(asked))
+        return submit(pool, function, server, asked, *more)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", counted)
+    prompts = [replace(PROMPTS[0], text=f"say {place}") for place in range(11)]
+
+    def echo(body):
+        if body["prompt"].endswith(" 3"):
+            return 500, {}, {"error": {"message": "no"}}
+        return streamed(body["prompt"], tokens=4)
+
+    stub.reply = echo
+    (run,), notes = measured(stub.url, prompts=prompts, grid=Grid([5]))
+    expected = [None if place == 3 else (prompt.text,) for place, prompt in enumerate(prompts)]
+    assert [*run.outputs] == expected
+    assert run.failed == 1
+    assert any("failed 1 of" in note for note in notes)
+    assert run.measures.output_tokens == 4 * (len(prompts) - 1)
+    assert shares == [3, 2, 6, 5]  # to warm up, and the round
+    assert not multiprocessing.active_children()
 
 
 def test_requests_come_at_a_rate_however_many_are_in_flight(stub):

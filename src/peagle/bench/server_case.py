@@ -1,12 +1,20 @@
-"""Cases that a server runs: requests in flight, or requests a second."""
+"""Cases that a server runs: requests in flight, or requests a second.
+
+One process reads some 20,000 events a second, which a server may send faster to hundreds of
+clients: where there are cores enough, several processes share the requests in flight.
+"""
 
 import asyncio
 import itertools
+import multiprocessing
+import os
 import random
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from peagle.bench.case import Case
@@ -21,6 +29,8 @@ from peagle.config import SamplingParams
 from peagle.errors import InputError
 
 Asked = tuple[Prompt, SamplingParams]
+CLIENTS, CORES = 64, 4
+"""Requests in flight of a process that asks, at least, and cores of the machine for each."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class ServerCase:
     server: Server
     asked: Sequence[Asked]
     loop: asyncio.Runner
+    pool: ProcessPoolExecutor
 
     def run(self, on_finish: Tick = lambda: None) -> Run:
         """Ask everything once; calls `on_finish` after each conversation.
@@ -46,7 +57,7 @@ class ServerCase:
         if self.case.request_rate:
             await done.at_rate(self.case.request_rate)
         else:
-            await done.in_flight(self.case.concurrency)
+            await done.in_flight_among(self.pool, self.case.concurrency)
         seconds = time.perf_counter() - start
         after = await self.server.draft_counts()
         accepted = after.since(before) if before and after else None
@@ -80,7 +91,7 @@ class Conversations:
     server: Server
     asked: Sequence[Asked]
     salt: str
-    on_finish: Tick
+    on_finish: Tick = lambda: None
     answers: list[list[Observation]] = field(default_factory=list)
     """The answers of each conversation, in the order of `asked`."""
     failed: dict[int, str] = field(default_factory=dict)
@@ -102,6 +113,25 @@ class Conversations:
         with ExitStack() as stack:
             lines = [closing(self.server.connect()) for _ in range(concurrency)]
             await asyncio.gather(*(work(stack.enter_context(line)) for line in lines))
+
+    async def in_flight_among(self, pool: ProcessPoolExecutor, concurrency: int) -> None:
+        """The same, by several processes where they are so many; each has every so many-th."""
+        count = processes_for(concurrency)
+        if count == 1:
+            await self.in_flight(concurrency)
+            return
+        loop, parts = asyncio.get_running_loop(), []
+        for place in range(count):
+            asked, lines = self.asked[place::count], len(range(place, concurrency, count))
+            given = self.server, asked, self.salt, lines
+            parts.append(loop.run_in_executor(pool, asked_alone, *given))
+        for place, part in enumerate(parts):
+            answers, failed, ended_early = await part
+            self.answers[place::count] = answers
+            self.failed |= {place + count * index: why for index, why in failed.items()}
+            self.ended_early |= ended_early
+            for _ in answers:
+                self.on_finish()
 
     async def at_rate(self, rate: float) -> None:
         """Begin a conversation at random times, so many a second on average (Poisson).
@@ -140,6 +170,37 @@ class Conversations:
         self.on_finish()
 
 
+def processes_for(concurrency: int) -> int:
+    """How many processes keep so many requests in flight."""
+    return max(min(concurrency // CLIENTS, (os.cpu_count() or 1) // CORES), 1)
+
+
+def asked_alone(
+    server: Server, asked: Sequence[Asked], salt: str, concurrency: int
+) -> tuple[list[list[Observation]], dict[int, str], bool]:
+    """A process's part of `Conversations`: answers, failures, and whether any ended early."""
+    done = Conversations(server, asked, salt)
+    asyncio.run(done.in_flight(concurrency))
+    return done.answers, done.failed, done.ended_early
+
+
+@contextmanager
+def processes(most: int) -> Iterator[ProcessPoolExecutor]:
+    """At most so many processes, begun when they are first asked; none is left behind."""
+    before = multiprocessing.active_children()
+    # Ctrl-C reaches all processes of a terminal: this one alone heeds it, and ends the others
+    ignoring = signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    pool = ProcessPoolExecutor(most, multiprocessing.get_context("spawn"), *ignoring)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():
+            if child not in before:
+                child.terminate()
+                child.join()
+
+
 def find_servers(urls: Sequence[tuple[str, str]], model: str | None) -> list[Server]:
     """The servers of some names and URLs. Raises `InputError` for one that does not answer."""
 
@@ -163,8 +224,9 @@ def run_servers(
     each. Raises `InputError` before it if a server answers nothing.
     """
     by_name = {server.name: server for server in servers}
-    with asyncio.Runner() as loop:
-        ready = [ServerCase(case, by_name[case.method], asked(case), loop) for case in cases]
+    most = max(processes_for(case.concurrency) for case in cases)
+    with processes(most) as pool, asyncio.Runner() as loop:
+        ready = [ServerCase(case, by_name[case.method], asked(case), loop, pool) for case in cases]
         loop.run(_warm_up(ready))
         for done in itertools.chain([None], take_turns(ready, rounds, on_finish)):
             for note in [note for server in servers for note in server.notes]:
@@ -180,8 +242,8 @@ async def _warm_up(ready: Sequence[ServerCase]) -> None:
         await server.learn(*_first_tokens(first[0].asked[0]))
         for one in first:
             few = one.asked[: one.case.concurrency or 1]
-            done = Conversations(server, [*map(_first_tokens, few)], "warm-up", lambda: None)
-            await done.in_flight(len(few))
+            done = Conversations(server, [*map(_first_tokens, few)], "warm-up")
+            await done.in_flight_among(one.pool, len(few))
 
 
 def _first_tokens(asked: Asked) -> Asked:
