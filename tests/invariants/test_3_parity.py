@@ -265,6 +265,46 @@ def test_mistral_3_within_its_tower(targets, tmp_path: Path, kind: str, tied: bo
     assert_parity(tiny.save_whole_mistral3(tmp_path, targets[kind].directory, tied))
 
 
+@pytest.mark.parametrize("family", ["mistral", "qwen3_5"])
+def test_a_language_model_under_the_names_of_newer_writers(targets, tmp_path: Path, family: str):
+    """Which transformers reads as it does the published ones; a tower is left out then, too."""
+    if family == "mistral":
+        tiny.save_whole_mistral3(tmp_path, targets[family].directory, tied=False)
+    else:
+        tiny.save_target(tmp_path, family)
+    tensors, named = load_file(tmp_path / "model.safetensors"), {}
+    for name, tensor in tensors.items():
+        inner = name.removeprefix("language_model.")
+        tower = name.startswith(("vision_tower.", "multi_modal_projector."))
+        inner = inner.replace("model.", "model.language_model.", 1)
+        named[f"model.{name}" if tower else inner] = tensor
+    assert not named.keys() & tensors.keys() - {"lm_head.weight"}
+    save_file(named, tmp_path / "model.safetensors", {"format": "pt"})
+    assert_parity(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "left_out"),
+    [
+        ("muse_glimmer", ("layer_types", "layer_rope_theta")),
+        ("gpt_oss", ("layer_types",)),
+        ("qwen3", ("head_dim",)),
+    ],
+)
+def test_what_a_configuration_does_not_say(tmp_path: Path, family: str, left_out: tuple[str, ...]):
+    """It is what transformers takes then."""
+    sizes = {"head_dim": 128} if family == "qwen3" else {"layer_types": None}
+    tiny.save_target(tmp_path, family, **sizes)
+
+    def change(values: dict[str, Any]) -> None:
+        inner = values.get("text_config", values)
+        for name in left_out:
+            del inner[name]
+
+    change_config(tmp_path, change)
+    assert_parity(tmp_path)
+
+
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5],

@@ -16,6 +16,7 @@ from peagle.drafters.lookup import Lookup
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.models import loading
+from peagle.models.formats.layout import Layout
 from peagle.models.loading import check_decoder, load_ends, load_layers, stored_bytes
 from peagle.models.weights import read_json, read_tensors
 from peagle.ops.weight import QuantizedWeight, weights_of
@@ -201,6 +202,20 @@ def test_an_order_of_inputs_that_is_none_is_read(tmp_path: Path):
         order = torch.arange(tensors[name].shape[0] * 8) // 32
         tensors[name.replace("qweight", "g_idx")] = order.int()
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    torch.testing.assert_close(logits(directory), logits(twin), atol=1e-4, rtol=1e-4)
+
+
+def test_rules_that_leave_modules_as_they_are(tmp_path: Path):
+    """As in published files of Qwen3.5 by GPTQ, whose attention is plain."""
+    directory, form = target(tmp_path), FORMS["gptq"]
+    rules = {"-:.*attn.*": {}, "-:.*mtp.*": {}, "lm_head": {}}
+    settings = {**form.settings, "dynamic": rules}
+    plain = form.layout
+
+    def layout(name: str) -> Layout | None:
+        return None if "attn" in name else plain(name)
+
+    twin = pack_target(directory, Form(settings, layout))
     torch.testing.assert_close(logits(directory), logits(twin), atol=1e-4, rtol=1e-4)
 
 

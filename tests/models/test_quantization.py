@@ -256,6 +256,13 @@ def test_modelopts_own_file(directory: Path):
         tiny.load_target(directory)
 
 
+def test_settings_under_their_first_name(directory: Path):
+    """As compressed-tensors wrote them in its first months."""
+    twin = quantize(directory, "compressed, channel")
+    change_config(directory, lambda c: c.update(compression_config=c.pop("quantization_config")))
+    torch.testing.assert_close(logits(directory), logits(twin), atol=1e-4, rtol=1e-4)
+
+
 def test_settings_beside_a_language_models_own(tmp_path: Path):
     """Some files of models with towers have them in `text_config`."""
     text = tiny.save_target(tmp_path / "text", "gemma4")

@@ -22,6 +22,19 @@ def test_a_tokenizer_that_another_family_would_need(tmp_path: Path, kind: object
     )
 
 
+def test_a_template_in_the_file_of_processors(tmp_path: Path):
+    """As Mistral Small 3.1 was published; one of the tokenizer's own comes first."""
+    save_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "chat_template.jinja").unlink()
+    assert load_tokenizer(tmp_path).chat_template is None
+    template = "{{ messages[0]['content'] }}!"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    assert load_tokenizer(tmp_path).chat_template == template
+    (tmp_path / "chat_template.jinja").write_text("own")
+    assert load_tokenizer(tmp_path).chat_template == "own"
+
+
 def test_a_tokenizer_that_is_code(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     settings = {"auto_map": {"AutoTokenizer": ["own.Words", None]}, "tokenizer_class": "Words"}

@@ -24,6 +24,8 @@ SUPPORTED = (
     "peagle reads fp8, fbgemm_fp8, compressed-tensors (FP8, NVFP4, MXFP4, int4, int8), modelopt "
     "(FP8, NVFP4), awq, gptq and, for GPT-OSS, mxfp4; vLLM serves others"
 )
+CONFIGS = ("quantization_config", "compression_config")
+"""Where `config.json` says it; under the second name in compressed-tensors' first files."""
 BESIDE = "hf_quant_config.json"
 """Where modelopt says it, too or alone."""
 LEFT_OUT = re.compile(r"\.(input_global_scale|(input|activation)_scale(_ub)?)$")
@@ -122,7 +124,8 @@ def read_quantization(directory: Path) -> Quantization:
     """
     values = read_json(directory / "config.json")
     within = _mapping(values.get("text_config") or {})
-    given = values.get("quantization_config") or within.get("quantization_config")
+    named = (where.get(name) for where in (values, within) for name in CONFIGS)
+    given = next(filter(None, named), None)
     found = quantization_of(_mapping(given)) if given else Quantization()
     if not (directory / BESIDE).is_file():
         return found
@@ -259,8 +262,13 @@ def _gptq(given: Values) -> list[LayoutGroup]:
         raise InputError(
             "asymmetric GPTQ of version 1 cannot store every zero point; convert it to gptq_v2"
         )
-    if given.get("dynamic"):
-        raise InputError("GPTQ with rules for single modules (dynamic) is not supported")
+    # a rule that begins with "-:" leaves modules as they are, which their tensors say, too
+    rules = _mapping(given.get("dynamic") or {})
+    if own := [name for name, rule in rules.items() if rule and not name.startswith("-:")]:
+        raise InputError(
+            f"GPTQ with rules for single modules (dynamic) is not supported, such as {own[0]}; "
+            "vLLM serves it"
+        )
     form, size = _integers(given.get("bits")), _group_size(given.get("group_size"))
     return [LayoutGroup(Gptq(form, size, not symmetric, less=0 if newer else 1))]
 

@@ -22,6 +22,9 @@ def load_tokenizer(directory: Path) -> Any:
         first, *further = (str(error).strip() or type(error).__name__).splitlines()
         reason = " ".join([first, *further[: first.endswith(":")]])  # a wrong key, then how
         raise _unusable(directory, " ".join(reason.split())) from None
+    template = directory / "chat_template.json"  # where only processors look
+    if tokenizer.chat_template is None and template.is_file():
+        tokenizer.chat_template = read_json(template).get("chat_template")
     if len(tokenizer) < 2:  # for some families transformers invents one without any file
         _refuse_other_family(directory)
         raise _unusable(directory, "it has no tokenizer.json")

@@ -11,7 +11,7 @@ from peagle.models.families.config import Values, architecture_of, reading
 from peagle.models.families.family import Family
 from peagle.models.families.tensors import Place, ends
 from peagle.models.spec import DecoderSpec
-from peagle.models.weights import TensorRule, read_json
+from peagle.models.weights import TensorRule, known_names, read_json
 
 FAMILIES: dict[str, Family] = {
     family.architecture: family
@@ -23,16 +23,17 @@ FAMILIES: dict[str, Family] = {
 
 
 def read_family(directory: Path) -> tuple[Family, DecoderSpec]:
-    """A target's family, and what its `config.json` says.
+    """A target's family, by the names in its files, and what its `config.json` says.
 
     Raises `InputError` as `read_values` does.
     """
-    return read_values(read_json(directory / "config.json"), str(directory))
+    family, spec = read_values(read_json(directory / "config.json"), str(directory))
+    return family.as_named(known_names(directory)), spec
 
 
 def read_spec(directory: Path) -> DecoderSpec:
     """What a target's `config.json` says. Raises `InputError` as `read_values` does."""
-    return read_family(directory)[1]
+    return read_values(read_json(directory / "config.json"), str(directory))[1]
 
 
 def read_values(values: Values, source: str) -> tuple[Family, DecoderSpec]:

@@ -1,6 +1,6 @@
 """What a target family is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from peagle.models.families import tensors
@@ -25,6 +25,15 @@ class Family:
     """How the names of the decoder's tensors begin."""
     ignored: tuple[str, ...] = ()
     """How those of tensors begin that its files hold besides."""
+
+    def as_named(self, names: Collection[str]) -> "Family":
+        """The same, by the names of a file's tensors: newer writers, and some of a language model
+        alone, name them as those of a model that has a language model beside others."""
+        newer = "model.language_model"
+        if f"{newer}.embed_tokens.weight" not in names or self.prefix == newer:
+            return self
+        others = tuple(f"model.{name}" for name in self.ignored)
+        return replace(self, prefix=newer, ignored=self.ignored + others)
 
     def within(
         self, model_type: str, architecture: str, prefix: str, ignored: tuple[str, ...] = ()

@@ -18,6 +18,9 @@ from peagle.models.weights import Shape, TensorRule
 from peagle.ops.moe import ALPHA
 from peagle.ops.weight import Weight, dense
 
+PERIOD = 2
+"""Every other layer attends to all positions, where a configuration does not say which."""
+
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
@@ -25,7 +28,7 @@ def spec(values: Values) -> DecoderSpec:
     attention = replace(config.attention(values), sinks=True)
     experts, norms = _experts(values), config.norms(values)
     [width] = config.sizes(values, "sliding_window")
-    windows = config.windows(values, values["layer_types"], width)
+    windows = config.windows(values, config.layer_types(values, PERIOD), width)
     layers = [LayerSpec(replace(attention, window=each), experts, norms) for each in windows]
     return config.decoder(values, layers, formats=("mxfp4",))
 

@@ -23,7 +23,7 @@ def spec(values: Values) -> DecoderSpec:
         raise InputError("attention_bias is not supported; vLLM serves it")
     eps, added = config.norms(values).eps, config.norms(values, "post_norm_eps").eps
     block = config.mlp(values), SandwichSpec(eps, offset=1.0, added_eps=added)
-    full = [(place + 1) % PERIOD == 0 for place in reversed(range(config.num_layers(values)))]
+    full = [place % PERIOD == 0 for place in reversed(range(config.num_layers(values)))]
     types = values.get("layer_types") or [FULL if each else SLIDING for each in full]
     windows = config.windows(values, types, config.window(values, None))
     turned = values.get("layer_rope_theta") or [not each for each in full]

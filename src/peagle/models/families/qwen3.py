@@ -12,6 +12,8 @@ POSITIONS = 32_768
 """Where a configuration does not say them."""
 WINDOW = 4096
 """Width where windows are turned on and none is given."""
+HEAD_DIM = 128
+"""Qwen3's, where none is given."""
 
 
 def qwen2(values: Values) -> DecoderSpec:
@@ -22,7 +24,7 @@ def qwen2(values: Values) -> DecoderSpec:
 
 def spec(values: Values) -> DecoderSpec:
     """The same of Qwen3."""
-    values = {"max_position_embeddings": POSITIONS, **values}
+    values = {"max_position_embeddings": POSITIONS, "head_dim": HEAD_DIM, **values}
     return _windowed(values, replace(config.attention(values), qk_norm=True))
 
 
