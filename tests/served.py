@@ -16,6 +16,20 @@ from peagle.server.app import create_app
 from peagle.server.settings import ServerSettings
 
 T = TypeVar("T")
+OF_VLLM: list[tuple[str, Any]] = [
+    ("cache_salt", "tenant"),
+    ("structured_outputs", {"choice": ["yes", "no"]}),
+    ("guided_regex", "a+"),
+    ("logit_bias", {"3": 5.0}),
+    ("allowed_token_ids", [3]),
+    ("bad_words", ["no"]),
+    ("stop_token_ids", [3]),
+    ("min_tokens", 2),
+    ("ignore_eos", True),
+    ("truncate_prompt_tokens", 9),
+    ("priority", 3),
+]
+"""Fields of vLLM's that every API takes, and values with an effect."""
 
 
 @dataclass(frozen=True)

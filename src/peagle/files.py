@@ -115,10 +115,24 @@ def rewritten_file(path: Path) -> Iterator[Callable[[str], None]]:
         yield write
 
 
+class _OneOfEach(yaml.SafeLoader):
+    """YAML in which no key stands twice: the first would be lost without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(f"{key.value} stands there twice, again in line {line}")
+            seen.add((key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key))
+        return node
+
+
 def read_yaml(path: Path) -> dict[Any, Any]:
     """The keys and values of a YAML file. Raises `InputError` naming the file if it has none."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_OneOfEach)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {reason(error)}") from None
     except (ValueError, yaml.YAMLError) as error:  # ValueError for a 13th month

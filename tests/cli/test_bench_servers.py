@@ -90,6 +90,10 @@ def test_a_server_that_dies_costs_nothing_that_was_measured(peagle, stub, tmp_pa
         (["--draft-length", "auto"], "a server chooses its own draft length"),
         (["--request-rate", "fast"], "--request-rate: Input should be a valid number"),
         (["--request-rate", "0"], "--request-rate: Input should be greater than 0"),
+        (
+            ["--request-rate", "2", "--concurrency", "4"],
+            "--request-rate takes the place of --concurrency; give one of them",
+        ),
         (["--url", "{url}"], "two servers are called"),
         (["--url", "file:///x"], "is no server's URL"),
     ],

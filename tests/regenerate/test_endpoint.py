@@ -223,6 +223,12 @@ def test_refusals(
     assert not pauses
 
 
+def test_where_the_api_is_missing_its_url_is_asked_for(stub: Stub):
+    replies(stub, (404, {}, {"error": {"message": "nothing is here"}}))
+    with pytest.raises(InputError, match="404 nothing is here; give its /v1 URL"):
+        ask(stub.url.removesuffix("/v1"))
+
+
 @pytest.mark.parametrize("url", ["localhost:8000", "http://localhost:abc/v1"])
 def test_what_is_no_url(url: str):
     with pytest.raises(InputError, match=f"endpoint {url} is not a URL; give one such as"):

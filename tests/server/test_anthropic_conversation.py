@@ -4,6 +4,8 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
+from served import OF_VLLM
 
 from peagle.server.anthropic.body import MessagesBody
 from peagle.server.anthropic.conversation import chat_fields
@@ -147,6 +149,35 @@ def test_choices_of_tools(choice: dict[str, Any], wanted: Any):
 def test_how_much_to_think(fields: dict[str, Any], effort: str | None, thinks: bool | None):
     asked = validated(ChatBody, chat(**fields))
     assert (asked.reasoning_effort, asked.thinks) == (effort, thinks)
+
+
+def test_a_form_in_its_former_place():
+    form = {"type": "json_schema", "schema": SCHEMA}
+    wanted = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+    assert chat(output_format=form)["response_format"] == wanted
+    newer = {"format": {**form, "schema": {"type": "string"}}}
+    both = chat(output_format=form, output_config=newer)["response_format"]
+    assert both["json_schema"]["schema"] == {"type": "string"}
+
+
+@pytest.mark.parametrize(("name", "value"), OF_VLLM)
+def test_vllms_fields_have_their_effect_here_too(name: str, value: Any):
+    assert validated(ChatBody, chat(**{name: value})).model_dump(include={name}, exclude_none=True)
+
+
+def test_several_answers_are_refused():
+    with pytest.raises(ValidationError, match="Input should be 1"):
+        chat(n=2)
+    assert "n" not in chat()
+    assert chat(n=1)
+
+
+def test_passages_that_a_client_has_found_are_read():
+    passage = {"type": "search_result", "title": "Rivers", "source": "https://x.y/r"}
+    passage["content"] = [{"type": "text", "text": "The Loire is long."}]
+    asked = {"role": "user", "content": [passage, {"type": "text", "text": "Which is long?"}]}
+    [message] = chat(messages=[asked])["messages"]
+    assert message["content"] == "Rivers\nhttps://x.y/r\nThe Loire is long.\nWhich is long?"
 
 
 def test_forms_limits_and_sampling_have_their_names_in_chat_completions():

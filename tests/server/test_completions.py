@@ -108,6 +108,16 @@ def test_special_tokens_that_the_text_leaves_out_take_no_place(client: OpenAI, o
     assert offsets == sorted(offsets)
 
 
+def test_an_echo_is_of_the_tokens_that_are_kept(client: OpenAI, offline: LLM):
+    kept = offline.encode(PROMPT)[-3:]
+    [choice] = complete(client, extra_body={"truncate_prompt_tokens": 3}, max_tokens=2).choices
+    before = offline.tokenizer.decode(kept)
+    assert choice.text.startswith(before)
+    ends = [at for at, _ in zip(choice.logprobs.text_offset, kept, strict=False)]
+    pieces = [choice.text[a:b] for a, b in pairwise([*ends, len(before)])]
+    assert pieces == [offline.tokenizer.decode([token]) for token in kept]
+
+
 class TestNothingGenerated:
     @pytest.mark.parametrize("logprobs", [None, 0, 3])
     def test_an_echo_is_the_prompt_alone(self, client: OpenAI, offline: LLM, logprobs: int | None):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from served import OF_VLLM
 
 from peagle.server.protocol import ChatBody
 from peagle.server.responses.body import ResponsesBody
@@ -43,6 +44,11 @@ def functions(**fields: Any) -> dict[str, Any]:
 def call(identifier: str, name: str, arguments: Any) -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
     return {"id": identifier, "type": "function", "function": function}
+
+
+@pytest.mark.parametrize(("name", "value"), OF_VLLM)
+def test_vllms_fields_have_their_effect_here_too(name: str, value: Any):
+    assert ChatBody.model_validate(chat(**{name: value})).model_dump(include={name})[name]
 
 
 def test_instructions_come_before_the_input():

@@ -79,6 +79,7 @@ BAD = [
     ("- a", (), "must hold keys and values, one per line"),
     ("target: t", (), "data: Field required"),
     (ENOUGH + "colour: red", (), r"recipe\.yaml: Recipe: colour: no such key$"),
+    (ENOUGH + "steps: 3", (), "YAML: steps stands there twice, again in line 6"),
     (ENOUGH, ("setps=3",), "and overrides: Recipe: setps: no such key; did you mean steps?"),
     (ENOUGH + "5: 6", (), "5 is not a key of a recipe"),
     (ENOUGH, ("data=a.jsonl",), r"data: give a list: \[a\.jsonl\]$"),

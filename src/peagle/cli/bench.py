@@ -118,6 +118,8 @@ def bench(
         _refuse_beside_servers(engine, hardware)
         if not servers.request_rate:
             work.check_concurrency(sets)
+        elif work.concurrency != Questions().concurrency:
+            raise InputError("--request-rate takes the place of --concurrency; give one of them")
         benchmark = servers.benchmark(target, sets, work.grid([*sets]), params, work.rounds)
     else:
         sets = work.sets(target, of_servers=False)

@@ -136,6 +136,8 @@ class Endpoint:
         if response.is_success:
             return parsed(response.content)
         refusal = f"{self._url} refuses: {response.status_code} {_complaint(response)}"
+        if response.status_code == 404 and not self._url.endswith("/v1"):
+            refusal += "; give its /v1 URL"
         if response.status_code in OF_ONE_REQUEST:
             raise NoAnswerError(refusal)
         raise InputError(refusal)

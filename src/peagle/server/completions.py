@@ -52,6 +52,8 @@ class CompletionChoices(Choices):
         """prompts: as the client gave them, each for `n` of the job's sequences."""
         super().__init__(body, request, job)
         self._body, tokenizer = body, Service.of(request).llm.tokenizer
+        if body.truncate_prompt_tokens is not None:  # what is echoed is what the model saw
+            prompts = [one.tokens for one in job.prepared[:: job.n]]
         said = [_said(tokenizer, prompt) if body.echo else "" for prompt in prompts]
         self._echo = [text for text in said for _ in range(job.n)]
         self._offsets = [TextOffsets() for _ in job.prepared]

@@ -89,25 +89,15 @@ class SharedBody(Body):
     frequency_penalty: config.Penalty | None = None
     seed: Integer | None = None
     speculation: SpeculationOptions | None = None
-
-
-class GenerationBody(SharedBody):
-    """What completions and chat completions share."""
-
-    n: Positive | None = None
-    best_of: Positive | None = None
-    stream_options: StreamOptions | None = None
     logit_bias: dict[str, config.Bias] | None = None
     """Token id -> value added to its logit."""
     allowed_token_ids: Items[int] | None = None
     """Every other token is ruled out."""
     bad_words: Items[str] | None = None
     """Texts that no token completes."""
-    stop: str | Items[str] | None = None
     stop_token_ids: Items[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    max_tokens: Limit = None
     min_tokens: Count | None = None
     skip_special_tokens: bool | None = None
     """Whether special tokens are left out of the text; the default."""
@@ -115,21 +105,12 @@ class GenerationBody(SharedBody):
     """Keep only this many tokens from the prompt's end; -1: as many as the context holds."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds its own, such as a begin of text, to a text."""
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    """Log-probabilities name tokens as `token_id:7`, which no two share."""
-    return_metrics: bool | None = None
-    """Each choice tells its times and its seed, under vLLM's names."""
-    request_id: str | None = None
-    """What the answer's id ends with."""
     priority: Integer | None = None
     """Its place among waiting requests: those with the lowest number are next."""
-    stream_interval: Positive | None = None
     repetition_detection: config.RepetitionDetection | None = None
     """Ends an output that repeats itself."""
     cache_salt: str | None = None
     """Requests with different salts share no cached prefix."""
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsOptions | None = None
     guided_json: Schema | None = None
     guided_regex: str | None = None
@@ -138,13 +119,32 @@ class GenerationBody(SharedBody):
     json_schema: Schema | None = None
     regex: str | None = None
     ebnf: str | None = None
-    prompt_logprobs: Annotated[config.TopLogprobs, Whole] | None = None
-    """vLLM's field: log-probabilities of the prompt's tokens, and of this many likely ones."""
     use_beam_search: Refused = None
     prompt_embeds: Refused = None
     logits_processors: Refused = None
     lora_path: Refused = None
     lora_request: Refused = None
+
+
+class GenerationBody(SharedBody):
+    """What completions and chat completions share."""
+
+    n: Positive | None = None
+    best_of: Positive | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | Items[str] | None = None
+    max_tokens: Limit = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Log-probabilities name tokens as `token_id:7`, which no two share."""
+    return_metrics: bool | None = None
+    """Each choice tells its times and its seed, under vLLM's names."""
+    request_id: str | None = None
+    """What the answer's id ends with."""
+    stream_interval: Positive | None = None
+    response_format: ResponseFormat | None = None
+    prompt_logprobs: Annotated[config.TopLogprobs, Whole] | None = None
+    """vLLM's field: log-probabilities of the prompt's tokens, and of this many likely ones."""
 
     @model_validator(mode="after")
     def _best_of_all(self) -> Self:
@@ -297,6 +297,9 @@ class Prompting(TemplateFields):
 
 class TranslatedBody(SharedBody, TemplateFields):
     """A body of another API, in place of a chat completion's, which has these fields too."""
+
+    n: Literal[1] | None = None
+    """These APIs have one answer."""
 
     @property
     def shared(self) -> dict[str, Any]:

@@ -24,6 +24,20 @@ class ToolReferenceBlock(Body):
     text: str = Field(alias="tool_name")
 
 
+class SearchResultBlock(Body):
+    """A passage that the client has found, with its source."""
+
+    type: Literal["search_result"]
+    title: str
+    source: str
+    content: Items[TextBlock]
+
+    @property
+    def text(self) -> str:
+        """All that it says."""
+        return "\n".join((self.title, self.source, *(block.text for block in self.content)))
+
+
 class ThinkingBlock(Body):
     """What the model thought in an earlier answer."""
 
@@ -67,7 +81,7 @@ class NotText(Body):
 
 
 Block = Annotated[
-    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | NotText,
+    TextBlock | SearchResultBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | NotText,
     Field(discriminator="type"),
     KNOWN_TYPE,
 ]
@@ -119,3 +133,5 @@ class MessagesBody(TranslatedBody):
     tools: Items[Annotated[ClientTool, usual_type("custom"), KNOWN_TYPE]] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputOptions | None = None
+    output_format: OutputFormat | None = None
+    """The former place of `output_config`'s format."""

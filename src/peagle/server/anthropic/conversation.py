@@ -6,6 +6,7 @@ from typing import Any
 from peagle.server.anthropic.body import (
     Block,
     MessagesBody,
+    SearchResultBlock,
     TextBlock,
     ThinkingBlock,
     ToolReferenceBlock,
@@ -16,7 +17,7 @@ from peagle.server.anthropic.body import (
 from peagle.server.delivery import Json
 from peagle.server.messages import assistant_message, tool_call
 
-TEXTS = TextBlock | ToolReferenceBlock
+TEXTS = TextBlock | ToolReferenceBlock | SearchResultBlock
 """Blocks with a text for the model."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 FOR_ANTHROPIC = "x-anthropic-billing-header:"
@@ -36,8 +37,9 @@ def chat_fields(body: MessagesBody) -> Json:
         "reasoning_effort": wanted and wanted.effort,
         **_tool_fields(body),
     }
-    if wanted is not None and wanted.format is not None:
-        schema = {"schema": wanted.format.schema_}
+    form = body.output_format if wanted is None or wanted.format is None else wanted.format
+    if form is not None:
+        schema = {"schema": form.schema_}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return {name: value for name, value in fields.items() if value is not None}
 
