@@ -248,6 +248,13 @@ def test_variables_of_the_template(regenerate, target, chats, tmp_path):
     (expected,) = LLM(target).generate([text], SamplingParams(max_tokens=TOKENS))
     assert calm["messages"][1]["token_ids"] == list(expected.token_ids)
     assert calm["messages"][1] != plain["messages"][1]
+    (tmp_path / "out.jsonl").unlink()
+    own = {"messages": [user("def name(self):")], "chat_template_kwargs": {"mood": "calm"}}
+    write(chats, own)
+    assert regenerate().code == 0
+    (again,) = read(tmp_path / "out.jsonl")
+    assert again["messages"] == calm["messages"]
+    assert again["chat_template_kwargs"] == {"mood": "calm"}
     tokenizer, out = load_tokenizer(target), str(tmp_path / "out.jsonl")
     [document], _ = read_documents([out], lambda: tokenizer, 512, "drop", len(tokenizer))
     assert tokenizer.decode(document.tokens).startswith(text)

@@ -48,7 +48,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def ask(url: str, params: SamplingParams = PARAMS, **more: Any) -> Regeneration:
     async def run() -> Regeneration:
         async with open_endpoint(url, "m", 4, more.get("variables")) as endpoint:
-            return await endpoint.chat([user("a")], more.get("tools"), params)
+            own = more.get("own", {})
+            return await endpoint.chat([user("a")], more.get("tools"), params, own)
 
     return asyncio.run(run())
 
@@ -64,6 +65,10 @@ def complete(url: str) -> Regeneration:
 def test_variables_of_the_template_go_along(stub: Stub):
     ask(stub.url, variables={"enable_thinking": False})
     assert stub.requests[0][2]["chat_template_kwargs"] == {"enable_thinking": False}
+    ask(stub.url, variables={"enable_thinking": False}, own={"enable_thinking": True, "lang": "x"})
+    assert stub.requests[1][2]["chat_template_kwargs"] == {"enable_thinking": False, "lang": "x"}
+    ask(stub.url)
+    assert "chat_template_kwargs" not in stub.requests[2][2]
 
 
 def test_what_is_asked_and_answered(stub: Stub, monkeypatch: pytest.MonkeyPatch):
@@ -122,7 +127,7 @@ def test_a_server_that_knows_no_ids_is_asked_without(stub: Stub):
 
     async def several() -> list[Regeneration]:
         async with open_endpoint(stub.url, "m", 4) as endpoint:
-            asked = (endpoint.chat([user("a")], None, PARAMS) for _ in range(8))
+            asked = (endpoint.chat([user("a")], None, PARAMS, {}) for _ in range(8))
             return await asyncio.gather(*asked)
 
     assert asyncio.run(several()) == [Regeneration(assistant("fine"), 4)] * 8
@@ -274,7 +279,7 @@ def test_answers_are_the_engines(llm: AsyncLLM, url: str):
 
     async def run(answerer: Endpoint | EngineAnswerer) -> list[Regeneration]:
         return [
-            await answerer.chat(messages, None, how),
+            await answerer.chat(messages, None, how, {}),
             await answerer.complete("import os\n", PARAMS),
         ]
 
@@ -308,11 +313,11 @@ def test_an_answer_that_fails_is_said_by_both(llm: AsyncLLM, url: str):
 def test_a_full_context_is_said_by_both(llm: AsyncLLM, url: str):
     messages = [user("word " * 200)]
     with pytest.raises(NoAnswerError, match="maximum context length is 64 tokens"):
-        asyncio.run(EngineAnswerer(llm).chat(messages, None, PARAMS))
+        asyncio.run(EngineAnswerer(llm).chat(messages, None, PARAMS, {}))
 
     async def by_endpoint() -> None:
         async with open_endpoint(url, "m", 4) as endpoint:
-            await endpoint.chat(messages, None, PARAMS)
+            await endpoint.chat(messages, None, PARAMS, {})
 
     with pytest.raises(NoAnswerError, match="maximum context length is 64 tokens"):
         asyncio.run(by_endpoint())
@@ -321,6 +326,6 @@ def test_a_full_context_is_said_by_both(llm: AsyncLLM, url: str):
 def test_a_text_too_long_for_any_context_is_one_without_an_answer(llm: AsyncLLM):
     """It is refused before it is encoded; the others are answered all the same."""
     answerer, text = EngineAnswerer(llm), "word " * 100_000
-    for asked in (answerer.complete(text, PARAMS), answerer.chat([user(text)], None, PARAMS)):
+    for asked in (answerer.complete(text, PARAMS), answerer.chat([user(text)], None, PARAMS, {})):
         with pytest.raises(NoAnswerError, match="at least"):
             asyncio.run(asked)

@@ -1,7 +1,7 @@
 import asyncio
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,16 @@ class Counting:
         self.ids: tuple[int, ...] = ()
         self.running = self.most = 0
         self.seeds: list[int | None] = []
+        self.variables: list[Mapping[str, Any]] = []
 
     async def chat(
-        self, messages: Sequence[Message], tools: Any, params: SamplingParams
+        self,
+        messages: Sequence[Message],
+        tools: Any,
+        params: SamplingParams,
+        variables: Mapping[str, Any],
     ) -> Regeneration:
+        self.variables.append(variables)
         return await self._answer(f"{len(messages)}: {messages[-1]['content']}", messages, params)
 
     async def complete(self, prompt: str, params: SamplingParams) -> Regeneration:
@@ -93,6 +99,16 @@ def test_every_answer_is_the_targets_given_its_own_before(tmp_path: Path):
     said = [SYSTEM, user("x"), assistant("2: x"), user("y"), assistant("4: y")]
     assert lines == [{"source": "a:1", "messages": said, "tools": [{"type": "function"}]}]
     assert (outcome.tokens, outcome.problem) == (10, None)
+
+
+def test_a_conversation_keeps_its_own_variables_of_the_template(tmp_path: Path):
+    """With other ones it is another question."""
+    answerer, own = Counting(), {"enable_thinking": False}
+    chats = [Chat("a:1", (user("x"),)), Chat("a:2", (user("x"),), variables=own)]
+    lines, _ = run(tmp_path / "out", chats, answerer)
+    assert answerer.variables == [{}, own]
+    assert [line.get("chat_template_kwargs") for line in lines] == [None, own]
+    assert not any(asked.endswith("-2") for asked in by_digest(chats))
 
 
 def test_a_prompt_is_completed(tmp_path: Path):

@@ -1,6 +1,6 @@
 """Answers, and what gives them: our engine, or a server."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,9 +40,13 @@ class Answerer(Protocol):
     """
 
     async def chat(
-        self, messages: Sequence[Message], tools: Tools | None, params: SamplingParams
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None,
+        params: SamplingParams,
+        variables: Mapping[str, Any],
     ) -> Regeneration:
-        """The assistant's next turn."""
+        """The assistant's next turn. variables: the conversation's own, of the chat template."""
 
     async def complete(self, prompt: str, params: SamplingParams) -> Regeneration:
         """What follows a text, without a chat template."""

@@ -58,14 +58,19 @@ class Endpoint:
         """Whether it has ever answered: one that never has is not waited for."""
         self._more: dict[str, Any] = {"return_token_ids": True}
         """What vLLM and peagle take; dropped for a server that refuses it."""
-        self._variables = {"chat_template_kwargs": dict(variables)} if variables else {}
+        self._variables = variables
 
     async def chat(
-        self, messages: Sequence[Message], tools: Tools | None, params: SamplingParams
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None,
+        params: SamplingParams,
+        variables: Mapping[str, Any],
     ) -> Regeneration:
         """The assistant's next turn."""
-        shown = {"tools": tools} if tools else {}
-        asked = {"messages": list(messages), **shown, **self._variables}
+        more = {"tools": tools, "chat_template_kwargs": {**variables, **self._variables}}
+        shown = {name: value for name, value in more.items() if value}
+        asked = {"messages": list(messages), **shown}
         choice, tokens = await self._ask("chat/completions", asked, params)
         said = choice.get("message")
         if not isinstance(said, dict):

@@ -17,7 +17,7 @@ from peagle.train.samples import Message, Tools
 class EngineAnswerer:
     """Answers by a target loaded in this process, with or without a drafter.
 
-    variables: the chat template's own.
+    variables: the chat template's, which come before a conversation's own.
     """
 
     def __init__(self, llm: AsyncLLM, variables: Mapping[str, Any] | None = None) -> None:
@@ -26,11 +26,15 @@ class EngineAnswerer:
         self._variables = variables or {}
 
     async def chat(
-        self, messages: Sequence[Message], tools: Tools | None, params: SamplingParams
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None,
+        params: SamplingParams,
+        variables: Mapping[str, Any],
     ) -> Regeneration:
         """The assistant's next turn, read by the target's dialect."""
         try:
-            prompt = self._llm.render(messages, tools or (), **self._variables)
+            prompt = self._llm.render(messages, tools or (), **{**variables, **self._variables})
         except InputError as error:
             raise NoAnswerError(str(error)) from None
         return await self._answer(prompt, params, ChatTurn(tool_use(tools or ())))

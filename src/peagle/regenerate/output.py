@@ -10,6 +10,8 @@ from peagle.configuration import parsed
 from peagle.errors import InputError
 from peagle.files import writing
 
+VARIABLES = "chat_template_kwargs"
+"""A line's variables of the chat template, which training gives it, too."""
 BEGINNING = '{"source": "'
 """How every line of an output begins."""
 
@@ -56,14 +58,18 @@ class Output:
         if path.suffix == ".gz" or str(path) in ("-", "/dev/stdout", "/dev/stderr"):
             raise InputError(f"{path}: answers go to a plain file, from which a run goes on")
         self._path, self._by, self._with_ids = path, by, with_ids
-        self._told = {"by": by, **({"chat_template_kwargs": variables} if variables else {})}
+        self._variables = variables or {}
         lines = read_lines(path, BEGINNING)
         self.done = {self._question(found, place) for place, found in lines}
         """Digests of the questions of the conversations in the file."""
 
     def write(self, asked: str, source: str, record: dict[str, Any]) -> None:
-        """Add a conversation. Raises `InputError` when it cannot be written."""
-        append(self._path, {"source": source, "asked": asked, **self._told, **record})
+        """Add a conversation, with all variables of its template. Raises `InputError` when it
+        cannot be written."""
+        variables = {**record.get(VARIABLES, {}), **self._variables}
+        shown = {VARIABLES: variables} if variables else {}
+        told = {"source": source, "asked": asked, "by": self._by}
+        append(self._path, {**told, **record, **shown})
         self.done.add(asked)
 
     def _question(self, found: Any, place: str) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 from peagle.config import SamplingParams
 from peagle.errors import InputError, about
 from peagle.regenerate.answers import Answerer, NoAnswerError, Regeneration
-from peagle.regenerate.output import Output
+from peagle.regenerate.output import VARIABLES, Output
 from peagle.train.digest import digest
-from peagle.train.samples import Chat, Continuation, Message, Sample, Tools, read_samples
+from peagle.train.samples import Chat, Continuation, Message, Sample, read_samples
 
 Conversation = Chat | Continuation
 QUESTIONERS = ("user", "tool")
@@ -134,7 +134,8 @@ def _question(conversation: Conversation) -> Any:
     """What determines the answers, apart from model and sampling."""
     if isinstance(conversation, Continuation):
         return conversation.prompt
-    return [plan(conversation), conversation.tools]
+    own = [conversation.variables] if conversation.variables else []
+    return [plan(conversation), conversation.tools, *own]
 
 
 async def _answer(
@@ -175,7 +176,7 @@ async def _converse(
             said.append(message)
             continue
         try:
-            answer = await answerer.chat(said, chat.tools, seeded(params, turn))
+            answer = await answerer.chat(said, chat.tools, seeded(params, turn), chat.variables)
         except NoAnswerError as error:
             problem = f"{chat.place}: {error}"
             break
@@ -192,7 +193,7 @@ async def _converse(
         said_so_far = cut.message.get("content") or cut.message.get("reasoning_content") or ""
         ids = {"prompt_token_ids": cut.prompt_ids, "token_ids": cut.token_ids}
         return Extent({**ids, "text": said_so_far}, cut.tokens)
-    record = _record(said, answers, chat.tools) if answers else None
+    record = _record(said, answers, chat) if answers else None
     tokens = sum(answer.tokens for answer in answers.values())
     return Extent(record, tokens, problem, cut is not None)
 
@@ -217,14 +218,15 @@ def _is_result(message: Message | None) -> bool:
 
 
 def _record(
-    said: Sequence[Message], answers: Mapping[int, Regeneration], tools: Tools | None
+    said: Sequence[Message], answers: Mapping[int, Regeneration], chat: Chat
 ) -> dict[str, Any]:
     """A conversation up to its last answer, each with what the target wrote."""
     messages = [
         {**message, **(answers[turn].written if turn in answers else {})}
         for turn, message in enumerate(said[: max(answers) + 1])
     ]
-    return {"messages": messages, **({"tools": tools} if tools else {})}
+    shown = {"tools": chat.tools, VARIABLES: chat.variables}
+    return {"messages": messages, **{name: value for name, value in shown.items() if value}}
 
 
 def seeded(params: SamplingParams, what: str | int) -> SamplingParams:
