@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -260,11 +261,22 @@ def test_a_product_of_few_bits_in_bfloat16(device: torch.device, rows: int, form
     assert ((found - wanted).norm(dim=0) <= 6e-3 * wanted.norm(dim=0)).all()
 
 
+def numpy_is_invariant() -> bool:
+    """Whether numpy, by which kernels are interpreted, adds up alike whatever a product's width:
+    it does not on every processor."""
+    draw = np.random.default_rng(0)
+    a, b = (draw.standard_normal(size).astype(np.float32) for size in ((64, 128), (128, 128)))
+    widths = (16, 32, 64)
+    return all(np.array_equal(a @ b[:, :width].copy(), (a @ b)[:, :width]) for width in widths)
+
+
 @pytest.mark.parametrize("form", ["fp8", *FOUR_BITS, "int8"])
 def test_a_row_alone_is_the_same_with_batch_invariance(device: torch.device, form: str):
     """FP8's depth has an odd number of runs of 64 inputs."""
     from peagle.ops.triton import few_rows as kernels
 
+    if device.type == "cpu" and not numpy_is_invariant():
+        pytest.skip("numpy's sums depend on a product's width on this processor")
     if form == "fp8":
         weight = fp8_weight(200, 576, block=None).to(device)
     else:
