@@ -111,6 +111,13 @@ def test_a_conversation_keeps_its_own_variables_of_the_template(tmp_path: Path):
     assert not any(asked.endswith("-2") for asked in by_digest(chats))
 
 
+def test_variables_that_no_template_has_are_refused(tmp_path: Path):
+    line = {"messages": [user("x")], "chat_template_kwargs": {"messages": 1}}
+    (tmp_path / "a.jsonl").write_text(json.dumps(line))
+    with pytest.raises(InputError, match=r"a\.jsonl:1: messages is no variable of a template"):
+        read_conversations([str(tmp_path / "a.jsonl")])
+
+
 def test_a_prompt_is_completed(tmp_path: Path):
     lines, _ = run(tmp_path / "out", [Continuation("a:1", "x", "old")], Counting())
     assert lines == [{"source": "a:1", "prompt": "x", "response": "after x"}]

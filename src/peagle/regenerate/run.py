@@ -11,6 +11,7 @@ from typing import Any
 
 from peagle.config import SamplingParams
 from peagle.errors import InputError, about
+from peagle.models.chat_template import RESERVED
 from peagle.regenerate.answers import Answerer, NoAnswerError, Regeneration
 from peagle.regenerate.output import VARIABLES, Output
 from peagle.train.digest import digest
@@ -122,6 +123,8 @@ def _asking(sample: Sample) -> Conversation:
     if isinstance(sample, Chat):
         if None not in plan(sample):
             raise InputError(f"{sample.place}: the conversation has no user turn to answer")
+        if taken := sorted(RESERVED & sample.variables.keys()):
+            raise InputError(f"{sample.place}: {taken[0]} is no variable of a template")
         return sample
     if isinstance(sample, Continuation):
         if not sample.prompt:
