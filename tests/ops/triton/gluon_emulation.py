@@ -255,10 +255,13 @@ def bytes_of(codes: Tensor) -> tuple[Tensor, Tensor]:
     return numbers[..., 0::2], numbers[..., 1::2]
 
 
-def integers_of(codes: Tensor, zeros: Tensor) -> list[Tensor]:
-    """In bfloat16, as the instructions compute them."""
-    less = (-128.0 - zeros).to(torch.bfloat16).float()
-    return [((codes >> 4 * n & 15) + 128 + less).to(torch.bfloat16) for n in range(4)]
+def integers_of(codes: Tensor, less: Tensor) -> list[Tensor]:
+    return [((codes >> 4 * n & 15) + 128 + less.float()).to(torch.bfloat16) for n in range(4)]
+
+
+def less_of(zeros: Tensor) -> Tensor:
+    """In bfloat16, as the instructions compute it."""
+    return (-128.0 - zeros).to(torch.bfloat16)
 
 
 def e2m1_of(codes: Tensor, *scales: Tensor) -> list[Tensor]:
@@ -271,6 +274,21 @@ def e2m1_of(codes: Tensor, *scales: Tensor) -> list[Tensor]:
 
 def scales_of(codes: Tensor) -> Tensor:
     return (codes.view(torch.float8_e4m3fn).float() * 2.0**63).to(torch.bfloat16)
+
+
+def pairs_of_scales(words: Tensor) -> tuple[Tensor, Tensor]:
+    pairs = scales_of(words.contiguous().view(torch.uint8)).view(torch.int32)
+    return pairs[..., 0::2], pairs[..., 1::2]
+
+
+def two_of(pairs: Tensor) -> tuple[Tensor, Tensor]:
+    numbers = pairs.contiguous().view(torch.bfloat16)
+    return numbers[..., 0::2], numbers[..., 1::2]
+
+
+def of_quad(x: Tensor, lane: int) -> Tensor:
+    """Where the last axis lies across four threads."""
+    return x[..., lane : lane + 1].expand_as(x)
 
 
 def allocate(dtype: torch.dtype, shape: Sequence[int], layout: Any, value: Any = None) -> Any:
@@ -335,10 +353,10 @@ def wait_written(left: int) -> None:
         program.written.pop()()
 
 
-def copy_rows(into: Shared, source: Pointer) -> None:
+def copy_rows(into: Shared, source: Pointer, mask: Any = None) -> None:
     assert into.shape == list(source.at.shape)
     into.tensor.fill_(_unwritten(into.dtype))
-    program.asked.append(lambda: into.store(load(source)))
+    program.asked.append(lambda: into.store(load(source, mask)))
 
 
 def commit() -> None:
@@ -355,6 +373,10 @@ def wait_groups(left: int) -> None:
 def multiply(a: Shared | Tensor, b: Shared, total: Tensor, is_async: bool) -> Tensor:
     left = a.tensor if isinstance(a, Shared) else a
     return total + left.float() @ b.tensor.float()
+
+
+def multiply_few(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
+    return total + a.float() @ b.float()
 
 
 def specialize(partitions: Sequence[tuple[Any, Any]], warps: Any, registers: Any) -> None:
@@ -377,10 +399,8 @@ def nothing(*_: Any) -> None:
 
 
 gl = SimpleNamespace(
-    **{
-        n: getattr(torch, n)
-        for n in ("float32", "int16", "int32", "int64", "bfloat16", "ceil", "exp", "exp2", "rsqrt")
-    },
+    **{n: getattr(torch, n) for n in ("float32", "uint8", "int16", "int32", "int64", "bfloat16")},
+    **{n: getattr(torch, n) for n in ("ceil", "exp", "exp2", "rsqrt")},
     constexpr=language.constexpr,
     load=load,
     store=store,
@@ -420,14 +440,19 @@ REPLACEMENTS = {
         async_copy_global_to_shared=copy_rows, commit_group=commit, wait_group=wait_groups
     ),
     "TensorDescriptor": Descriptor,
+    "mma_v2": multiply_few,
     "warpgroup_mma": multiply,
     "warpgroup_mma_wait": lambda left, deps: deps[0] if len(deps) == 1 else deps,
     "wait_for": wait_for,
     "bfloat16_of": bfloat16_of,
     "bytes_of": bytes_of,
     "integers_of": integers_of,
+    "less_of": less_of,
     "e2m1_of": e2m1_of,
     "scales_of": scales_of,
+    "pairs_of_scales": pairs_of_scales,
+    "two_of": two_of,
+    "of_quad": of_quad,
     **dict.fromkeys(("meet", "publish", "fence_async_shared", "gdc_wait"), nothing),
     **dict.fromkeys(("gdc_launch_dependents", "fetch_ahead"), nothing),
 }

@@ -444,6 +444,35 @@ for form, rows, gated in (
     assert spilled(kernel) <= 16, spilled(kernel)
     print("hopper_product", "_product")
 
+from peagle.ops.triton.hopper_product import few
+from peagle.ops.triton.product_call import Addition
+
+for form, epilogue, zeros in (
+    *((form, epilogue, False) for form in (INT4, NVFP4) for epilogue in Epilogue),
+    (INT4, Epilogue.NONE, True),
+):
+    packed = torch.zeros(1024, 512, dtype=torch.uint8)
+    units = torch.ones(1024, 1024 // blocks[form][1]).to(scales[form])
+    points = torch.zeros(1024, 8, dtype=torch.uint8) if zeros else None
+    weight = QuantizedWeight(form, packed, units, blocks[form], points)
+    x = torch.zeros(8, 1024, dtype=torch.bfloat16)
+    addition = Addition(x, x, x, x) if epilogue is Epilogue.ADD else None
+    call = ProductCall(x, None, 0.0, weight, None, x, epilogue, addition)
+    assert not hopper_product.takes(call), "few steps"
+    shape, _ = few.divided(call, weight)
+    types = dict.fromkeys(("x", "stream", "norm", "out", "scaled", "bias"), BF16)
+    types |= {"squares": F32, "partial": F32, "factors": F32, "arrivals": "*i32", "eps": "fp32"}
+    types |= {"scales": "*i32" if form is NVFP4 else BF16, "zeros": "*u8", "numbers": "*i16"}
+    types |= {"weight": Operands, "results": ProductResults, "sizes": hopper_product.Sizes}
+    options = {"num_warps": shape.warps, "maxnreg": few.REGISTERS}
+    kernel = made(few._product, types, "P", shape, **options)
+    # two of a multiprocessor, each beside what the driver keeps
+    assert few.RESIDENT * (kernel.metadata.shared + 1024) <= 228 << 10
+    assert spilled(kernel) <= 24 * zeros, spilled(kernel)
+    # words and rows come to registers as products take them, 512 bytes an instruction and warp
+    assert len(re.findall("ldmatrix.*x4.shared", kernel.asm["ptx"])) >= 16
+    print("few", "_product")
+
 from peagle.ops.delta_net import DeltaHeads, DeltaRows
 from peagle.ops.triton.delta_net import DeltaSizes, Inputs
 

@@ -7,7 +7,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from peagle.ops.triton.widening import OF_BYTES, OF_CODES, OF_E2M1, OF_E4M3, OF_SCALES
+from peagle.ops.triton.widening import (
+    OF_BYTES,
+    OF_CODES,
+    OF_E2M1,
+    OF_E4M3,
+    OF_SCALES,
+)
 
 meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 """The warps of a partition wait for each other."""
@@ -76,10 +82,23 @@ def bytes_of(codes):
 
 
 @gluon.jit
-def integers_of(codes, zeros):
-    """As `widening.integers4`, with one zero point for the codes of 16 bits."""
-    less = (-128.0 - zeros).to(gl.bfloat16)
+def integers_of(codes, less):
+    """As `widening.integers4`, with -128 less one zero point for the codes of 16 bits."""
     return _four_of(OF_CODES, codes, less, less, less, less)
+
+
+@gluon.jit
+def less_of(zeros):
+    """-128 less zero points, which are bytes, in bfloat16."""
+    # of its mantissa a zero point is the lower bits; 0xC300 is -128
+    return gl.inline_asm_elementwise(
+        "prmt.b32 $0, $2, 0xC3, 0x4140; prmt.b32 $1, $2, 0xC3, 0x4342;",
+        "=r,=r,r",
+        [zeros],
+        dtype=gl.bfloat16,
+        is_pure=True,
+        pack=4,
+    )
 
 
 @gluon.jit
@@ -93,6 +112,34 @@ def scales_of(codes):
     """As `widening.scales_e4m3`."""
     return gl.inline_asm_elementwise(
         OF_SCALES, "=r,=r,r", [codes], dtype=gl.bfloat16, is_pure=True, pack=4
+    )
+
+
+@gluon.jit
+def pairs_of_scales(words):
+    """As `scales_of`, of the four bytes of each word, the lowest first: two in a word."""
+    return gl.inline_asm_elementwise(
+        OF_SCALES, "=r,=r,r", [words], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def two_of(pairs):
+    """The lower and the upper bfloat16 number of each word."""
+    lower, upper = pairs.to(gl.int16), (pairs >> 16).to(gl.int16)
+    return lower.to(gl.bfloat16, bitcast=True), upper.to(gl.bfloat16, bitcast=True)
+
+
+@gluon.jit
+def of_quad(x, LANE: gl.constexpr):
+    """What one of each four neighbouring threads has, for all of them."""
+    return gl.inline_asm_elementwise(
+        "shfl.sync.idx.b32 $0, $1, $2, 0x1C1F, 0xFFFFFFFF;",
+        "=r,r,r",
+        [x, gl.to_tensor(LANE)],
+        dtype=gl.int32,
+        is_pure=True,
+        pack=1,
     )
 
 

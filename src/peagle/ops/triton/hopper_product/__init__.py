@@ -10,11 +10,12 @@ adds the sums of all that had steps of it, in their order.
 
     program       0               1               2
     steps of   │ tile 0 ... │ tile 0, tile 1 │ tile 1, tile 2 │ ...
+
+Products of at most eight rows with weights of four bits are divided alike; `few` has what their
+programs do.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import triton
@@ -24,15 +25,25 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from peagle.ops.triton.fences import fence
-from peagle.ops.triton.gluon import digest, ring_barriers
+from peagle.ops.triton.gluon import ring_barriers
+from peagle.ops.triton.hopper_product import few
 from peagle.ops.triton.hopper_product.copies import copy_all
-from peagle.ops.triton.hopper_product.shape import BOX, GROUPS, LINES, PANEL, STEP, ProductShape
+from peagle.ops.triton.hopper_product.shape import (
+    BOX,
+    CODE,
+    GROUPS,
+    PANEL,
+    STEP,
+    ProductShape,
+    Sizes,
+    covers,
+)
 from peagle.ops.triton.hopper_product.sums import first_unit, multiply_all
 from peagle.ops.triton.launch import counters, multiprocessors
 from peagle.ops.triton.product_call import ProductCall
 from peagle.ops.triton.tiles import padded
 from peagle.ops.triton.weights import Packing, operands
-from peagle.ops.weight import FP8, INT4, INT8, NVFP4, QuantizedWeight
+from peagle.ops.weight import NVFP4, QuantizedWeight
 
 MOST_ROWS = 64
 """Rows of a tile; of E2M1, whose sums are not scaled, twice as many."""
@@ -42,28 +53,16 @@ ROOM = 176 << 10
 """Bytes of shared memory for the ring."""
 REGISTERS, GROUP_REGISTERS, COPIER_REGISTERS = 128, gl.constexpr(152), gl.constexpr(40)
 """Registers of a thread at the start, then of those that multiply and of the warp that copies."""
-CODE = "".join(digest(str(file)) for file in sorted(Path(__file__).parent.glob("*.py")))
-"""What the kernel's constants mean."""
-
-
-class Sizes(NamedTuple):
-    """Sizes of a product, and what is added to a mean of squares."""
-
-    outputs: int
-    depth: int
-    parts: int
-    """Parts of the inputs' sums of squares."""
-    held: int
-    """Rows of such a part."""
-    eps: float
 
 
 def takes(call: ProductCall) -> bool:
     """Whether the kernel covers a call, and has enough to do to beat smaller programs."""
     rows, weight = len(call.x), call.weight
-    # first of all what nearly every call of a cycle is: rows that fill no more than a small tile
-    if padded(rows) == padded(1) or isinstance(weight, Tensor) or call.fixed:
+    if isinstance(weight, Tensor) or call.fixed:
         return False
+    # first of all what nearly every call of a cycle is: rows that fill no more than a small tile
+    if padded(rows) == padded(1):
+        return few.takes(call, weight)
     if not covers(call.x, weight):
         return False
     if rows > MOST_ROWS and weight.format.bits == 8:
@@ -74,21 +73,12 @@ def takes(call: ProductCall) -> bool:
     return steps >= least
 
 
-def covers(x: Tensor, weight: QuantizedWeight) -> bool:
-    """Whether scales are of whole steps, or of E2M1's blocks of 16, and all can be copied."""
-    wide, (lines, depth) = weight.block[1], weight.shape
-    of_steps = weight.format in (FP8, INT4, INT8) and (wide % STEP.value == 0 or wide >= depth)
-    of_steps &= weight.zeros is None or weight.format == INT4
-    runs = (of_steps and weight.run == STEP.value) or weight.format == NVFP4
-    # copies are of whole panels of rows, and lines of the weight begin at 16 bytes
-    whole = depth % PANEL.value == 0 and weight.numbers.shape[-1] % 16 == 0
-    return runs and whole and lines >= GROUPS.value * LINES.value and x.dtype == torch.bfloat16
-
-
 def launch(call: ProductCall) -> Tensor:
     """Fill a call's results, of which the first is returned."""
     x, weight = call.x, call.weight
     assert isinstance(weight, QuantizedWeight)
+    if len(x) <= few.ROWS:
+        return few.launch(call, weight)
     shape, tiles = divided(call, weight)
     results = call.results(tiles, 1, 0)._replace(
         partial=torch.empty(shape.programs * shape.left, device=x.device),
@@ -123,10 +113,10 @@ def divided(call: ProductCall, weight: QuantizedWeight) -> tuple[ProductShape, i
         packing=Packing.of(weight, STEP.value),
         form=call.form(1),
         rows=min(padded(rows), MOST_ROWS * (1 + (weight.format == NVFP4))),
-        scales=scales if scales % 16 == 0 else 0,
         stages=0,
         programs=0,
         code=CODE,
+        scales=scales if scales % 16 == 0 else 0,
     )
     columns = GROUPS.value * shape.columns
     tiles = triton.cdiv(rows, shape.rows) * triton.cdiv(call.out.shape[1], columns)

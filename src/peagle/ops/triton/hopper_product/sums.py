@@ -11,7 +11,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from peagle.ops.triton.gluon import bfloat16_of, bytes_of, e2m1_of, integers_of, meet, scales_of
 from peagle.ops.triton.hopper_product.shape import GROUPS, LINES, PANEL, STEP
-from peagle.ops.triton.layer_chain.products import GATED, PLAIN, halves
 
 LANES, WARPS = [[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]]
 SCALES = gl.constexpr(
@@ -23,23 +22,36 @@ SCALES = gl.constexpr(
 @gluon.jit
 def multiply_all(GROUP: gl.constexpr, ring, given, share, work, P: gl.constexpr):
     """Multiply a group's lines of all tiles that a program has steps of."""
-    weight, _, _, results, _, sizes = given
-    across, of_tile, _ = work
-    unit, last = share
     gdc_wait()
     gdc_launch_dependents()
-    place = gl.arange(0, LINES, gl.SliceLayout(1, P.sums))
+    multiply_tiles(_sums, GROUP, ring, given, share, work, P)
+
+
+@gluon.jit
+def multiply_tiles(
+    SUMS: gl.constexpr, GROUP: gl.constexpr, ring, given, share, work, P: gl.constexpr
+):
+    """As above, by a function for the sums of some steps of a tile."""
+    _, _, _, results, _, sizes = given
+    across, of_tile, _ = work
+    unit, last = share
+    place = gl.arange(0, P.lines, gl.SliceLayout(1, P.sums))
     while unit < last:
-        tile, start = unit // of_tile, unit % of_tile
-        count = gl.minimum(of_tile - start, last - unit)
-        column = (tile // across * GROUPS + GROUP) * P.columns
-        line = gl.minimum(column + place % P.columns, sizes.outputs - 1)
-        line += place // P.columns * sizes.outputs
-        total = _sums(unit - share[0], start, count, line, GROUP, ring, weight, sizes.depth, P)
+        tile = unit // of_tile
+        count = gl.minimum(of_tile - unit % of_tile, last - unit)
+        column = (tile // across * P.groups + GROUP) * P.columns
+        line = lines_of(column, place, sizes.outputs, P)
+        total = SUMS(unit, count, line, GROUP, ring, given, share, work, P)
         whole, total = _gathered(total, tile, results, work, GROUP, P)
         if whole:
             _finish(total, line, column, tile % across * P.rows, given, P)
         unit = unit + count
+
+
+@gluon.jit
+def lines_of(column, place, outputs, P: gl.constexpr):
+    """The weight's lines at places of a tile from an output on; past the last one that again."""
+    return gl.minimum(column + place % P.columns, outputs - 1) + place // P.columns * outputs
 
 
 @gluon.jit
@@ -60,11 +72,11 @@ def _gathered(total, tile, results, work, GROUP: gl.constexpr, P: gl.constexpr):
         gl.store(_left_at(gl.program_id(0), begin, results, units, GROUP, P), total)
         # all warps have stored before one thread counts for them
         meet()
-        arrivals = results.arrivals + tile * GROUPS + GROUP
+        arrivals = results.arrivals + tile * P.groups + GROUP
         whole = gl.atomic_add(arrivals, 1, sem="acq_rel") == behind - before
         if whole:
             gl.store(arrivals, 0)
-            total = gl.full([LINES, P.rows], 0.0, gl.float32, P.sums)
+            total = gl.full([P.lines, P.rows], 0.0, gl.float32, P.sums)
             # in one order, whichever program came last
             for program in range(before, behind + 1):
                 theirs = _left_at(program, begin, results, units, GROUP, P)
@@ -76,18 +88,21 @@ def _gathered(total, tile, results, work, GROUP: gl.constexpr, P: gl.constexpr):
 @gluon.jit
 def _left_at(program, begin, results, units, GROUP: gl.constexpr, P: gl.constexpr):
     """Where a program leaves its sums of the tile that begins with a unit."""
-    line = gl.arange(0, LINES, gl.SliceLayout(1, P.sums))[:, None]
+    line = gl.arange(0, P.lines, gl.SliceLayout(1, P.sums))[:, None]
     row = gl.arange(0, P.rows, gl.SliceLayout(0, P.sums))[None, :]
     # of its first tile, or of its last one
     later = (first_unit(program, units, P) < begin).to(gl.int32)
-    at = ((program * 2 + later) * GROUPS + GROUP) * LINES + line
+    at = ((program * 2 + later) * P.groups + GROUP) * P.lines + line
     return results.partial + at * P.rows + row
 
 
 @gluon.jit
-def _sums(done, start, count, line, GROUP: gl.constexpr, ring, weight, depth, P: gl.constexpr):
+def _sums(unit, count, line, GROUP: gl.constexpr, ring, given, share, work, P: gl.constexpr):
     """A group's lines times rows, over some steps: [lines, rows]."""
     full, free, numbers, inputs = ring
+    weight, _, _, _, _, sizes = given
+    _, of_tile, _ = work
+    done, start, depth = unit - share[0], unit % of_tile, sizes.depth
     of_groups: gl.constexpr = [P.stages * GROUPS, LINES, P.words]
     of_lines = numbers._reinterpret(gl.int16, of_groups, P.packed)
     of_panels: gl.constexpr = [P.stages * 2, P.rows, PANEL]
@@ -116,7 +131,8 @@ def _sums(done, start, count, line, GROUP: gl.constexpr, ring, weight, depth, P:
 
 @gluon.jit
 def _shared(weight, line, at, P: gl.constexpr):
-    """What numbers of lines share from an input on, over a step: scales, and zero points."""
+    """What numbers of lines share from an input on, over a step: scales, and what is added to 128
+    and a code."""
     if P.packing.kind == "nvfp4":
         of_line = gl.convert_layout(line, gl.SliceLayout(1, SCALES))
         block = at // STEP * (STEP // P.packing.wide) + gl.arange(0, 4, gl.SliceLayout(0, SCALES))
@@ -126,10 +142,10 @@ def _shared(weight, line, at, P: gl.constexpr):
         found = line // P.packing.high * P.packing.columns + at // P.packing.wide
         scales = gl.load(weight.scales + found).to(gl.float32)
         # without zero points the middle of the codes stands for 0
-        zeros = (
-            gl.load(weight.zeros + found).to(gl.float32) if P.packing.zeros else scales * 0 + 8.0
-        )
-        return scales, zeros
+        less = gl.full([P.lines], -128.0 - 8.0, gl.bfloat16, gl.SliceLayout(1, P.sums))
+        if P.packing.zeros:
+            less = (-128.0 - gl.load(weight.zeros + found).to(gl.float32)).to(gl.bfloat16)
+        return scales, less
 
 
 @gluon.jit
@@ -140,11 +156,11 @@ def _widened(found, known, P: gl.constexpr):
     else:  # noqa: RET505 (as above)
         codes = found.load(P.numbers)
         if P.packing.kind == "int4":
-            one, two, three, four = integers_of(codes, _of_lines(known[1], P))
-            lower, upper = _behind(one, two), _behind(three, four)
+            one, two, three, four = integers_of(codes, of_lines(known[1], P))
+            lower, upper = behind(one, two), behind(three, four)
         else:
             lower, upper = bytes_of(codes) if P.packing.kind == "int8" else bfloat16_of(codes)
-        return _operand(lower, P), _operand(upper, P)
+        return operand(lower, P), operand(upper, P)
 
 
 @gluon.jit
@@ -155,25 +171,25 @@ def _of_run(found, scales, RUN: gl.constexpr, P: gl.constexpr):
     one, three = gl.split(even)
     two, four = gl.split(odd)
     one, two, three, four = e2m1_of(
-        codes, _of_lines(one, P), _of_lines(two, P), _of_lines(three, P), _of_lines(four, P)
+        codes, of_lines(one, P), of_lines(two, P), of_lines(three, P), of_lines(four, P)
     )
-    return _operand(_behind(_behind(one, two), _behind(three, four)), P)
+    return operand(behind(behind(one, two), behind(three, four)), P)
 
 
 @gluon.jit
-def _operand(x, P: gl.constexpr):
+def operand(x, P: gl.constexpr):
     """The same numbers: each thread has those that it multiplies already."""
     return gl.convert_layout(x, P.numbers, assert_trivial=True)
 
 
 @gluon.jit
-def _of_lines(x, P: gl.constexpr):
+def of_lines(x, P: gl.constexpr):
     """What each line has, beside its numbers: [lines, 1]."""
     return gl.convert_layout(x, gl.SliceLayout(1, P.numbers))[:, None]
 
 
 @gluon.jit
-def _behind(a, b):
+def behind(a, b):
     """Columns of b behind those of a."""
     joined = gl.permute(gl.join(a, b), (0, 2, 1))
     return gl.reshape(joined, [a.shape[0], 2 * a.shape[1]])
@@ -193,13 +209,13 @@ def _finish(total, line, column, first_row, given, P: gl.constexpr):
         total += gl.load(bias + line).to(gl.float32)[:, None]
     # rounded as a product is that is written before its gate is taken, or added to a stream
     kind: gl.constexpr = results.out.dtype.element_ty
-    layout: gl.constexpr = gl.SliceLayout(2, GATED) if P.form.gated else PLAIN
+    layout: gl.constexpr = gl.SliceLayout(2, P.gated) if P.form.gated else P.plain
     if P.form.gated:
-        gate, up = halves(total.to(kind), P)
+        gate, up = _halves(total.to(kind), P)
         gate = gate.to(gl.float32)
         y = gate / (1.0 + gl.exp(-gate)) * up.to(gl.float32)
     else:
-        y = gl.convert_layout(total.to(kind), PLAIN).to(gl.float32)
+        y = gl.convert_layout(total.to(kind), P.plain).to(gl.float32)
     output = column + gl.arange(0, P.columns, gl.SliceLayout(1, layout))
     of_rows = gl.arange(0, P.rows, gl.SliceLayout(0, layout))
     row, inside = first_row + of_rows, output < sizes.outputs
@@ -213,20 +229,40 @@ def _finish(total, line, column, first_row, given, P: gl.constexpr):
         y = gl.where(keep, y.to(kind).to(gl.float32), 0.0)
         factor = gl.load(results.norm + output, mask=inside, other=0.0).to(gl.float32)
         gl.store(results.scaled + place, (y * factor[:, None]).to(kind), mask=keep)
-        # the last tile may have lines for fewer than all groups
-        there = (of_rows >= 0) & (column < sizes.outputs)
-        at = results.squares + column // LINES * P.rows + of_rows
-        gl.store(at, gl.sum(y * y, 0), mask=there)
+        _write_squares(gl.sum(y * y, 0), column, results, sizes, P)
+
+
+@gluon.jit
+def _halves(total, P: gl.constexpr):
+    """The gates of a tile, and what they gate."""
+    both = gl.permute(gl.reshape(total, [2, P.columns, P.rows]), (1, 2, 0))
+    return gl.split(gl.convert_layout(both, P.gated))
+
+
+@gluon.jit
+def _write_squares(sums, column, results, sizes, P: gl.constexpr):
+    """Write sums of squares of a tile's outputs, as the first of the parts that it has."""
+    count: gl.constexpr = P.lines // LINES
+    part = gl.arange(0, count, gl.SliceLayout(1, P.plain))
+    row = gl.arange(0, P.rows, gl.SliceLayout(0, P.plain))
+    # the last tile may have outputs for fewer than all parts, and for fewer than all groups
+    there = (column + part * LINES < sizes.outputs)[:, None] & (row >= 0)[None, :]
+    at = results.squares + (column // LINES + part)[:, None] * P.held + row[None, :]
+    sums = gl.where((part == 0)[:, None], sums[None, :], 0.0)
+    gl.store(at, sums, mask=there)
+    if P.held > P.rows:
+        gl.store(at + P.rows, 0.0, mask=there)
 
 
 @gluon.jit
 def _over_rms(squares, first_row, rows, sizes, P: gl.constexpr):
     """One over the root mean square of each row: [rows]."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
-    part = gl.arange(0, 16, gl.SliceLayout(1, layout))[:, None]
+    lanes: gl.constexpr = 32 if P.rows > 32 else P.rows
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [32 // lanes, lanes], [P.warps, 1], [1, 0])
+    part = gl.arange(0, P.parts, gl.SliceLayout(1, layout))[:, None]
     row = first_row + gl.arange(0, P.rows, gl.SliceLayout(0, layout))[None, :]
-    found = gl.full([16, P.rows], 0.0, gl.float32, layout)
-    for first in range(0, sizes.parts, 16):
+    found = gl.full([P.parts, P.rows], 0.0, gl.float32, layout)
+    for first in range(0, sizes.parts, P.parts):
         there = (first + part < sizes.parts) & (row < rows)
         found += gl.load(squares + (first + part) * sizes.held + row, mask=there, other=0.0)
     over = gl.rsqrt(gl.sum(found, 0) / sizes.depth + sizes.eps)
