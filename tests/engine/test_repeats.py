@@ -98,6 +98,25 @@ def test_where_the_host_takes_part_steps_have_one_cycle(make, plain):
     assert tiny.outputs(requests) == plain(PROMPTS[:2], ways)
 
 
+def test_while_prompts_wait_for_the_next_step_it_has_one_cycle(make, plain):
+    """Their first tokens would else wait for several cycles at each step."""
+    engine = repeating(make(max_num_batched_tokens=16))
+    first = engine.add("0", PROMPTS[0], WAYS[0])
+    while first.output_length < 2:
+        engine.step()
+    others = [
+        engine.add(str(i), [*prompt] * 4, how)
+        for i, (prompt, how) in enumerate(zip(PROMPTS[1:], WAYS[1:]), 1)
+    ]
+    counts = []
+    while any(not other.output_length for other in others):
+        counts += [len(out.new_tokens) for out in engine.step() if out.request_id == first.id]
+    # the step before they came was under way, and the last of them leaves room
+    assert max(counts[2:-2]) == 1
+    assert MOST_REPEATS in pieces(engine, first)
+    assert first.output == plain(PROMPTS[:1], WAYS[:1])[0]
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("method", ["peagle", "eagle3"])
 @pytest.mark.parametrize("most", [9, 256])

@@ -47,16 +47,16 @@ class Pace:
         if self.draft_length is not None and request.speculates:
             self.draft_length.begun()
 
-    def choose(self, decoding: Sequence[Request]) -> tuple[int | None, int]:
+    def choose(self, decoding: Sequence[Request], crowded: bool) -> tuple[int | None, int]:
         """Most drafts of each of these, None for its own K; how often the next step has the cycle.
 
-        Changes nothing.
+        Changes nothing. crowded: whether prompts wait for the next step, and so for its cycles.
         """
         drafts = None
         if self.draft_length is not None and decoding:
             branch = self.may_branch(decoding)
             drafts = self.draft_length.choose(len(decoding), _followed(decoding), branch)
-        return drafts, self._repeats(decoding, drafts)
+        return drafts, 1 if crowded else self._repeats(decoding, drafts)
 
     def nodes_for(self, cycles: Sequence[Request], drafts: int | None) -> int:
         """Drafts of each request's tree, with drafts as they were chosen; 0: these are chains."""

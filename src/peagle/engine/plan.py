@@ -100,6 +100,8 @@ class Plan:
     """Most drafts of a request, as they were chosen; None: each request has its own K."""
     repeats: int = 1
     """How often cycles run."""
+    crowded: bool = False
+    """Whether prompts take all rows that they may have, so that more of them wait."""
 
     @property
     def hosted(self) -> bool:
@@ -171,6 +173,7 @@ class Planner:
             preempted=tuple(self._preempted),
             drafts=self._limits.drafts,
             repeats=self._limits.repeats,
+            crowded=not self._rows_left(decodes=False),
         )
 
     def _grow(self, request: Request, staying: list[Request]) -> None:

@@ -74,7 +74,8 @@ class Scheduler:
         """Rows that were left, whose blocks lack keys of the drafter until the next step."""
         self._cleared: list[GroupBlock] = []
         """Blocks that the next step fills with zeros."""
-        self._steps = 0
+        self._steps, self._crowded = 0, False
+        """Steps so far, and whether prompts were left out of the newest."""
         self.preemptions = 0
         self.prefix_queries = 0
         """Tokens looked up in the prefix cache: all tokens of admitted requests."""
@@ -108,7 +109,7 @@ class Scheduler:
     def plan(self) -> Plan:
         """Plan the next step, empty where all that is left is in flight; this changes nothing."""
         decoding = [request for request in self.running if self._decodes(request)]
-        drafts, repeats = self.pace.choose(decoding)
+        drafts, repeats = self.pace.choose(decoding, self._crowded)
         limits = StepBudget(
             max_length=self._capacity.max_length,
             rows=self._capacity.batched_tokens,
@@ -135,7 +136,7 @@ class Scheduler:
         chunks = [share for share in plan.work if not self._is_cycle(share)]
         left, blocks = self._held.news()
         caught_up, self._caught_up = tuple(self._caught_up), []
-        self._steps += 1
+        self._steps, self._crowded = self._steps + 1, plan.crowded
         step = Step(
             self._steps,
             left=left,
