@@ -58,11 +58,11 @@ class FusedBlock(FusedDrafter):
         places = slots.flatten()
         x = model.begun(inputs.stream, first, slots[:, 0])
         known = [self._product(layer.attention, x) for layer in model.blocks]
-        stream = x.index_select(0, places)
+        stream = x[places]
 
         def beside(index: int, product: Tensor, spec: QKVSpec) -> Tensor:
             whole = known[index].index_copy_(0, places, product)
-            return attend(index, whole, spec).index_select(0, places)
+            return attend(index, whole, spec)[places]
 
         def mix(index: int, attention: Attention, x: Tensor) -> Tensor:
             attended = beside(index, self._product(attention, x), self.layers.specs[index])
