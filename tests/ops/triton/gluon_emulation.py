@@ -250,6 +250,10 @@ def bfloat16_of(codes: Tensor) -> tuple[Tensor, Tensor]:
     return numbers[..., 0::2], numbers[..., 1::2]
 
 
+def codes_of(numbers: Tensor) -> Tensor:
+    return numbers.contiguous().view(torch.int16)
+
+
 def bytes_of(codes: Tensor) -> tuple[Tensor, Tensor]:
     numbers = codes.contiguous().view(torch.int8).to(torch.bfloat16)
     return numbers[..., 0::2], numbers[..., 1::2]
@@ -446,6 +450,7 @@ REPLACEMENTS = {
     "wait_for": wait_for,
     "bfloat16_of": bfloat16_of,
     "bytes_of": bytes_of,
+    "codes_of": codes_of,
     "integers_of": integers_of,
     "less_of": less_of,
     "e2m1_of": e2m1_of,

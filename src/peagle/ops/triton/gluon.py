@@ -74,6 +74,14 @@ def bfloat16_of(codes):
 
 
 @gluon.jit
+def codes_of(numbers):
+    """The inverse of `bfloat16_of`, for numbers of 8 bits: [rows, columns] to half the columns."""
+    bits = numbers.to(gl.uint8, bitcast=True).to(gl.int16)
+    lower, upper = gl.split(gl.reshape(bits, [bits.shape[0], bits.shape[1] // 2, 2]))
+    return lower | (upper << 8)
+
+
+@gluon.jit
 def bytes_of(codes):
     """As `widening.integers8`."""
     return gl.inline_asm_elementwise(

@@ -32,6 +32,7 @@ from peagle.ops.triton.attention_parts import LOG2E, Contexts
 from peagle.ops.triton.gluon import meet
 from peagle.ops.triton.hopper_attention.division import divide
 from peagle.ops.triton.hopper_attention.heads import heads_at, position_of, turned, turns
+from peagle.ops.triton.hopper_attention.narrow import evens_first
 from peagle.ops.triton.hopper_attention.parts import leave, merged, write
 from peagle.ops.triton.hopper_attention.tiles import attend_tiles, fetch_first, write_own
 from peagle.ops.triton.hopper_attention.tiling import LEFT_LINES, TILE, Tiling
@@ -39,6 +40,8 @@ from peagle.ops.triton.launch import counters, multiprocessors
 from peagle.ops.weight import E4M3
 
 HEAD_DIMS = (64, 128)
+NARROW_LINES = 16
+"""Most lines with which four programs share a multiprocessor where the cache is of 8 bits."""
 
 
 def takes(spec: QKVSpec, cache: Tensor, rows: PassRows) -> bool:
@@ -109,8 +112,8 @@ def _tiling(spec: QKVSpec, rows: PassRows, narrow: bool = False, settled: bool =
     few_lines = lines < LEFT_LINES or rows.ancestors is not None
     sizes = spec.head_dim, _padded(spec), multiprocessors(rows.starts)
     together = programs(pairs, few_lines, *sizes)
-    if narrow:  # of four, none would have room to widen
-        together = min(together, 2)
+    if narrow:
+        together = 4 if lines <= NARROW_LINES else 2
     if together == 4 and 2 * lines == LEFT_LINES:  # by keys four would have no room
         lines = LEFT_LINES
     return Tiling(
@@ -215,13 +218,8 @@ def _attend_part(
         return
     fetched: gl.constexpr = [TILING.places, TILING.keys, TILING.stored]
     ring = gl.allocate_shared_memory(codes.dtype.element_ty, fetched, TILING.ring)
-    operands = ring
-    if TILING.narrow:
-        tile: gl.constexpr = [2, TILING.keys, TILING.size]
-        operands = gl.allocate_shared_memory(dtype, tile, TILE)
     table = contexts.slots + table_row * slots_stride
     sides = (codes + kv_head * TILING.stored, codes_stride)
-    scales = (k_scale, v_scale)
     found = fetch_first(ring, table, span, sides, TILING)
     # all that is known before the product is
     at_once: gl.constexpr = TILING.lines_at_once
@@ -244,7 +242,7 @@ def _attend_part(
     v, _ = heads_at(of_own + TILING.kv_heads * TILING.size, kept, TILING)
     if begin == 0:
         own_k, of_head = turned(k, k_turns, eps, TILING).to(dtype), cache + kv_head * TILING.size
-        write_own(own_k, v, slot, kept, operands, of_head, side_stride, scales, TILING)
+        write_own(own_k, v, slot, kept, ring, of_head, side_stride, (k_scale, v_scale), TILING)
     lines: gl.constexpr = [TILING.lines, TILING.size]
     asked = gl.allocate_shared_memory(dtype, lines, TILE)
     pieces: gl.constexpr = TILING.lines // at_once
@@ -256,10 +254,13 @@ def _attend_part(
         if piece > 0:  # the first piece's rotations were loaded before the wait
             turned_at = gl.minimum(position_of(row, placed, TILING), last_position)
             q_turns = turns(rotations, turned_at, norm_weight, TILING)
-        asked.slice(piece * at_once, at_once).store(turned(q, q_turns, eps, TILING).to(dtype))
-    rings = (ring, operands, scales)
+        q = turned(q, q_turns, eps, TILING).to(dtype)
+        if TILING.narrow:
+            q = evens_first(q, TILING)
+        asked.slice(piece * at_once, at_once).store(q)
+    scales = (scale, k_scale, v_scale)
     top, total, attended = attend_tiles(
-        rings, asked, found, table, span, sides, placed, scale, window, TILING
+        ring, asked, found, table, span, sides, placed, scales, window, TILING
     )
     if active > 1:
         pair = request * TILING.kv_heads + kv_head

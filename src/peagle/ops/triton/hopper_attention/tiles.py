@@ -15,9 +15,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from peagle.ops.triton.gluon import meet
+from peagle.ops.triton.gluon import codes_of, meet
 from peagle.ops.triton.hopper_attention.heads import position_of
-from peagle.ops.triton.hopper_attention.narrow import kept_of, numbers_of, widen
+from peagle.ops.triton.hopper_attention.narrow import in_order, kept_of, keys_of, values_of
 from peagle.ops.triton.hopper_attention.tiling import TILE
 
 
@@ -38,46 +38,41 @@ def fetch_first(ring, table, span, sides, TILING: gl.constexpr):
 
 
 @gluon.jit
-def write_own(k, v, slot, kept, operands, of_head, side_stride, scales, TILING: gl.constexpr):
-    """The rows' own keys and values, [own, size], into the cache and where products read a span's
-    first tile."""
-    # `_fetch` leaves out tile 0, so that its places in the ring are free; products of a narrow
-    # cache read from others
+def write_own(k, v, slot, kept, ring, of_head, side_stride, scales, TILING: gl.constexpr):
+    """The rows' own keys and values, [own, size], into the cache and the ring's first places."""
     lane = gl.arange(0, TILING.size, gl.SliceLayout(0, TILING.rows))[None, :]
     at = of_head + (slot.to(gl.int64) * (TILING.kv_heads * TILING.size))[:, None] + lane
     if TILING.narrow:  # what all readers see is what is kept
         k_scale, v_scale = scales
         narrow: gl.constexpr = of_head.dtype.element_ty
-        k_kept, v_kept = kept_of(k, k_scale, narrow), kept_of(v, v_scale, narrow)
-        gl.store(at, k_kept, mask=kept[:, None])
-        gl.store(at + side_stride, v_kept, mask=kept[:, None])
-        k, v = numbers_of(k_kept, k_scale, k.dtype), numbers_of(v_kept, v_scale, v.dtype)
-    else:
-        gl.store(at, k, mask=kept[:, None])
-        gl.store(at + side_stride, v, mask=kept[:, None])
+        k, v = kept_of(k, k_scale, narrow), kept_of(v, v_scale, narrow)
+    gl.store(at, k, mask=kept[:, None])
+    gl.store(at + side_stride, v, mask=kept[:, None])
+    if TILING.narrow:
+        k, v = codes_of(k), codes_of(v)
     # no share of what lies behind them, but zero times anything must be zero
-    tile: gl.constexpr = [TILING.keys, TILING.size]
-    layout: gl.constexpr = TILING.rows
-    operands.index(1).store(gl.zeros(tile, v.dtype, layout))
+    tile: gl.constexpr = [TILING.keys, TILING.stored]
+    layout: gl.constexpr = TILING.fetched
+    # `_fetch` leaves out tile 0, so that its places are free
+    ring.index(1).store(gl.zeros(tile, v.dtype, layout))
     meet()
-    operands.index(0).slice(0, TILING.own).store(k)
-    operands.index(1).slice(0, TILING.own).store(v)
+    ring.index(0).slice(0, TILING.own).store(k)
+    ring.index(1).slice(0, TILING.own).store(v)
 
 
 @gluon.jit
 def attend_tiles(
-    rings, asked, found, table, span, sides, placed, scale, window, TILING: gl.constexpr
+    ring, asked, found, table, span, sides, placed, scales, window, TILING: gl.constexpr
 ):
     """The highest scores, sums of shares, [lines], and what rows draw, [lines, size], of a span.
 
     The highest scores are rounded up to whole numbers, as in `attention_parts.weighed`: a row's
     result hardly depends on which rows come with it, nor greedy text on drafts to verify.
 
-    rings: the ring, where products read if the cache is narrow, and its scales. asked: the queries
-    in shared memory. found: slots of the tile that is next to be fetched.
-    placed: as of `position_of`. scale: of scores, for powers of two.
+    asked: the queries in shared memory. found: slots of the tile that is next to be fetched.
+    placed: as of `position_of`. scales: of scores, for powers of two, and of keys and values.
     """
-    given = (rings, asked, found, table, span, sides, placed, scale, window)
+    given = (ring, asked, found, table, span, sides, placed, scales, window)
     if TILING.by_rows:
         top, total, attended = _by_rows(given, TILING)
     else:
@@ -90,8 +85,8 @@ def attend_tiles(
 @gluon.jit
 def _by_rows(given, TILING: gl.constexpr):
     """Rows are the left operand: a warp has all keys of its own, and shares stay in registers."""
-    rings, asked, found, table, span, sides, placed, scale, window = given
-    ring, _, _ = rings
+    ring, asked, found, table, span, sides, placed, scales, window = given
+    scale, _, _ = scales
     begin, end, _, _, _, _ = span
     lines: gl.constexpr = TILING.lines
     line_keys: gl.constexpr = [TILING.lines, TILING.keys]
@@ -122,7 +117,7 @@ def _by_rows(given, TILING: gl.constexpr):
         # addresses of keys are read a tile before the keys are asked for
         following = _slots(tile + TILING.ahead // 2 + 1, table, span, TILING)
         _arrived(TILING)  # these keys, and no warp still reads the values before them
-        keys, values = _operands(half, tile, rings, TILING)
+        keys, values = _places(half, ring, TILING)
         scores = gl.zeros(line_keys, gl.float32, layout)
         scores = warpgroup_mma(asked, keys.permute((1, 0)), scores, is_async=True)
         _fetch_behind_keys(half, ring, found, span, sides, TILING)
@@ -152,8 +147,8 @@ def _by_rows(given, TILING: gl.constexpr):
 @gluon.jit
 def _by_keys(given, TILING: gl.constexpr):
     """Keys are the left operand, so that few rows are few columns: warps share each row's sums."""
-    rings, asked, found, table, span, sides, placed, scale, window = given
-    ring, _, _ = rings
+    ring, asked, found, table, span, sides, placed, scales, window = given
+    scale, k_scale, v_scale = scales
     begin, end, _, _, _, _ = span
     lines: gl.constexpr = TILING.lines
     tile_lines: gl.constexpr = [TILING.keys, TILING.lines]
@@ -172,10 +167,15 @@ def _by_keys(given, TILING: gl.constexpr):
         half = 2 * (tile - begin)
         following = _slots(tile + TILING.ahead // 2 + 1, table, span, TILING)
         _arrived(TILING)  # these keys, and no warp still reads the values before them
-        keys, values = _operands(half, tile, rings, TILING)
+        keys, values = _places(half, ring, TILING)
+        drawn = values.permute((1, 0))
+        if TILING.narrow:
+            keys = keys_of(keys, k_scale, asked.dtype, TILING)
         scores = gl.zeros(tile_lines, gl.float32, layout)
         scores = warpgroup_mma(keys, asked.permute((1, 0)), scores, is_async=True)
         _fetch_behind_keys(half, ring, found, span, sides, TILING)
+        if TILING.narrow:
+            drawn = values_of(values, v_scale, asked.dtype, TILING)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         position = _first_key(tile, span, TILING) + key[:, None]
         scores = _seen(
@@ -195,12 +195,14 @@ def _by_keys(given, TILING: gl.constexpr):
         else:
             fence_async_shared()
             meet()
-        drawn = values.permute((1, 0))
         attended = warpgroup_mma(drawn, shares.permute((1, 0)), attended, is_async=True)
         _fetch_behind_values(half, ring, (found, following), span, sides, TILING)
         found = following
         attended = warpgroup_mma_wait(0, deps=(attended,))
-    return top, gl.sum(mass, 0), gl.permute(attended, (1, 0))  # once, since warps share keys
+    attended = gl.permute(attended, (1, 0))
+    if TILING.narrow:
+        attended = in_order(attended, TILING)
+    return top, gl.sum(mass, 0), attended  # once, since warps share keys
 
 
 @gluon.jit
@@ -258,19 +260,9 @@ def _arrived(TILING: gl.constexpr):
 
 
 @gluon.jit
-def _operands(half, tile, rings, TILING: gl.constexpr):
-    """The places in shared memory where products read a tile's keys and values."""
-    ring, wide, scales = rings
-    keys, values = ring.index(half % TILING.places), ring.index((half + 1) % TILING.places)
-    if TILING.narrow:
-        if tile > 0:  # a pass's own rows are there already
-            widen(keys, wide.index(0), scales[0], TILING)
-            widen(values, wide.index(1), scales[1], TILING)
-        fence_async_shared()
-        meet()
-        return wide.index(0), wide.index(1)
-    else:  # noqa: RET505 (Triton compiles one branch only, so there must be two)
-        return keys, values
+def _places(half, ring, TILING: gl.constexpr):
+    """The places of a tile's keys and values."""
+    return ring.index(half % TILING.places), ring.index((half + 1) % TILING.places)
 
 
 @gluon.jit

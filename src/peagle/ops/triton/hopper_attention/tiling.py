@@ -57,12 +57,12 @@ class Tiling:
     @property
     def crowded(self) -> bool:
         """Whether memory and registers are short."""
-        return self.together == 4
+        return self.together == 4 and not self.narrow
 
     @property
     def by_rows(self) -> bool:
         """Whether a request's lines are the left operand of products; else keys are."""
-        return self.lines == LEFT_LINES and self.together > 1
+        return self.lines == LEFT_LINES and self.together > 1 and not self.narrow
 
     @property
     def places(self) -> int:
@@ -80,7 +80,7 @@ class Tiling:
     def registers(self) -> int | None:
         """Most registers of a thread, so that four programs fit; None: the compiler's choice."""
         # a multiprocessor has 65,536 registers: 128 for each of 4 x 128 threads
-        return 128 if self.crowded else None
+        return 128 if self.together == 4 else None
 
     @property
     def stored(self) -> int:
@@ -134,14 +134,9 @@ class Tiling:
         """Layout of [keys, stored]: 16 bytes a thread."""
         return self._halves(self.stored)
 
-    @property
-    def codes(self) -> gl.BlockedLayout:
-        """Layout of [keys, stored] where they are widened, to 16 bytes a thread."""
-        return self._halves(self.stored, 4)
-
-    def _halves(self, columns: int, each: int = 8) -> gl.BlockedLayout:
-        across = columns // each
-        return gl.BlockedLayout([1, each], [32 // across, across], [self.warps, 1], [1, 0])
+    def _halves(self, columns: int) -> gl.BlockedLayout:
+        across = columns // 8
+        return gl.BlockedLayout([1, 8], [32 // across, across], [self.warps, 1], [1, 0])
 
     @property
     def ring(self) -> gl.NVMMASharedLayout:
@@ -158,6 +153,11 @@ class Tiling:
     def scores(self) -> gl.NVMMADistributedLayout:
         """Layout of scores [lines, keys] by rows, else of [keys, lines] and [size, lines]."""
         return self._product(self.keys if self.by_rows else self.lines)
+
+    @property
+    def left(self) -> gl.DotOperandLayout:
+        """Layout of keys and values of 8 bits as left operands, and of their codes."""
+        return gl.DotOperandLayout(0, self.scores, 2)
 
     @property
     def drawn(self) -> gl.NVMMADistributedLayout:
