@@ -40,8 +40,9 @@ from peagle.ops.triton.launch import counters, multiprocessors
 from peagle.ops.weight import E4M3
 
 HEAD_DIMS = (64, 128)
-NARROW_LINES = 16
-"""Most lines with which four programs share a multiprocessor where the cache is of 8 bits."""
+NARROW_PROGRAMS = {8: 4, 16: 4, 32: 3, 64: 2}
+"""Programs that share a multiprocessor where the cache is of 8 bits, by their lines: together they
+widen as fast as memory reads."""
 
 
 def takes(spec: QKVSpec, cache: Tensor, rows: PassRows) -> bool:
@@ -111,9 +112,7 @@ def _tiling(spec: QKVSpec, rows: PassRows, narrow: bool = False, settled: bool =
     lines, pairs = _lines(spec, rows), len(rows.requests) * spec.num_kv_heads
     few_lines = lines < LEFT_LINES or rows.ancestors is not None
     sizes = spec.head_dim, _padded(spec), multiprocessors(rows.starts)
-    together = programs(pairs, few_lines, *sizes)
-    if narrow:
-        together = 4 if lines <= NARROW_LINES else 2
+    together = NARROW_PROGRAMS[lines] if narrow else programs(pairs, few_lines, *sizes)
     if together == 4 and 2 * lines == LEFT_LINES:  # by keys four would have no room
         lines = LEFT_LINES
     return Tiling(

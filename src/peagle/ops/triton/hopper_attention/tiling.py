@@ -29,7 +29,7 @@ class Tiling:
     lines: int
     """Rows of a request times `padded`."""
     together: int
-    """Programs that share a multiprocessor: one large, two small, or four with less memory."""
+    """Programs that share a multiprocessor: one large, two small, or three or four with less."""
     norm: bool
     window: bool
     sinks: bool
@@ -78,9 +78,9 @@ class Tiling:
 
     @property
     def registers(self) -> int | None:
-        """Most registers of a thread, so that four programs fit; None: the compiler's choice."""
+        """Most registers of a thread, so that all programs fit; None: the compiler's choice."""
         # a multiprocessor has 65,536 registers: 128 for each of 4 x 128 threads
-        return 128 if self.together == 4 else None
+        return {3: 168, 4: 128}.get(self.together)
 
     @property
     def stored(self) -> int:
