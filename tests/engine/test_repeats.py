@@ -106,7 +106,7 @@ def test_while_prompts_wait_for_the_next_step_it_has_one_cycle(make, plain):
         engine.step()
     others = [
         engine.add(str(i), [*prompt] * 4, how)
-        for i, (prompt, how) in enumerate(zip(PROMPTS[1:], WAYS[1:]), 1)
+        for i, (prompt, how) in enumerate(zip(PROMPTS[1:], WAYS[1:], strict=False), 1)
     ]
     counts = []
     while any(not other.output_length for other in others):
