@@ -44,28 +44,6 @@ def ring_barriers(STAGES: gl.constexpr, READERS: gl.constexpr = 1):
 
 
 @gluon.jit
-def fetch_ahead(pointer, BYTES: gl.constexpr):
-    """Ask for so many bytes, whole 16 like their place, so that L2 has them when they are loaded.
-
-    For a partition of one warp, of which one thread asks.
-    """
-    gl.inline_asm_elementwise(
-        """{
-        .reg .pred one; .reg .b32 lane;
-        mov.u32 lane, %laneid;
-        setp.eq.u32 one, lane, 0;
-        @one cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.b32 $0, 0;
-        }""",
-        "=r,l,r",
-        [pointer, gl.to_tensor(BYTES)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
 def bfloat16_of(codes):
     """The lower and the upper number of each 16 bits, as `widening.e4m3` finds them."""
     return gl.inline_asm_elementwise(

@@ -108,7 +108,6 @@ def launch(call: ProductCall) -> Tensor:
 def divided(call: ProductCall, weight: QuantizedWeight) -> tuple[ProductShape, int]:
     """How a call is divided, and its tiles."""
     rows, depth = call.x.shape
-    scales = weight.scales.shape[-1] * weight.scales.itemsize if weight.block[0] == 1 else 0
     shape = ProductShape(
         packing=Packing.of(weight, STEP.value),
         form=call.form(1),
@@ -116,7 +115,6 @@ def divided(call: ProductCall, weight: QuantizedWeight) -> tuple[ProductShape, i
         stages=0,
         programs=0,
         code=CODE,
-        scales=scales if scales % 16 == 0 else 0,
     )
     columns = GROUPS.value * shape.columns
     tiles = triton.cdiv(rows, shape.rows) * triton.cdiv(call.out.shape[1], columns)
@@ -152,7 +150,7 @@ def _product(boxes, panels, weight, squares, bias, results, rows, sizes, P: gl.c
             (multiply_all, (0, ring, given, share, work, P)),
             (multiply_all, (1, ring, given, share, work, P)),
             (multiply_all, (2, ring, given, share, work, P)),
-            (copy_all, (ring, boxes, panels, weight.scales, sizes.outputs, share, work, P)),
+            (copy_all, (ring, boxes, panels, sizes.outputs, share, work, P)),
         ],
         [4, 4, 1],
         [GROUP_REGISTERS, GROUP_REGISTERS, COPIER_REGISTERS],

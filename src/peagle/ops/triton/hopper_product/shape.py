@@ -99,8 +99,6 @@ class Shape:
 class ProductShape(Shape):
     """Of more rows than fill the smallest tile."""
 
-    scales: int
-    """Bytes of a line's scales; 0 where they are few, or are not whole 16."""
     groups: ClassVar[int] = GROUPS.value
     lines: ClassVar[int] = LINES.value
     warps: ClassVar[int] = 4
