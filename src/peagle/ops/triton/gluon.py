@@ -7,13 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from peagle.ops.triton.widening import (
-    OF_BYTES,
-    OF_CODES,
-    OF_E2M1,
-    OF_E4M3,
-    OF_SCALES,
-)
+from peagle.ops.triton.widening import OF_BYTES, OF_CODES, OF_E2M1, OF_E4M3, OF_SCALES
 
 meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 """The warps of a partition wait for each other."""
