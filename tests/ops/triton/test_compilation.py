@@ -22,7 +22,7 @@ from peagle.ops.triton.attention_parts import Contexts
 from peagle.ops.triton.cycle_state import Places
 from peagle.ops.cycle_state import CycleState, FirstNorms
 from peagle.ops.penalties import Penalties
-from peagle.ops.triton.product_call import ProductForm, ProductResults
+from peagle.ops.triton.product_call import ProductForm, ProductResults, ProductSizes
 from peagle.ops.triton.norm import GatedRows, MixtureRows, NormWeights
 from peagle.ops.triton.weights import Operands, Packing
 
@@ -76,7 +76,7 @@ def spilled(made):
 def product(rows, **flags):
     types = dict.fromkeys(("x", "bias", "stream", "norm", "out", "scaled"), BF16) | OF_TENSOR
     types |= {"squares": F32, "eps": "fp32", "partial": F32, "arrivals": "*i32"}
-    types["results"] = ProductResults
+    types |= {"results": ProductResults, "sizes": ProductSizes}
     few = flags.pop("few", {})
     sizes = {"ROWS": rows, "LINES": 32 * (1 + flags.get("gated", False)), "W": DENSE} | few
     sizes |= {"OVERLAP": flags.get("adds", False), **product_form(128, **flags)}
@@ -247,7 +247,7 @@ for form, rows in ((False, 1), (True, 16)):
     compiled("routing", "_route_kernel", types, flags)
     compiled("routing", "_route_few_kernel", types, {**pieces, **flags})
 types = dict.fromkeys(("x", "bias", "out"), BF16) | ints | {"by_row": F32}
-packed = {"numbers": "*i16", "results": ProductResults}
+packed = {"numbers": "*i16", "results": ProductResults, "sizes": ProductSizes}
 
 
 def packing(kind, high, wide, columns, run=128, step=128):
@@ -412,6 +412,7 @@ for rows, qkv in ((8, 6144), (16, 0), (32, 6144), (64, 6144)):
 
 from peagle.ops.products.product import Epilogue
 from peagle.ops.triton import hopper_product
+from peagle.ops.triton.hopper_product.launches import REGISTERS
 from peagle.ops.triton.product_call import ProductCall
 from peagle.ops.weight import FP8, INT4, INT8, NVFP4, QuantizedWeight
 
@@ -436,9 +437,9 @@ for form, rows, gated in (
     types |= dict.fromkeys(("scales", "zeros"), KINDS[str(scales[form])[6:]])
     types |= {"numbers": "*i16", "weight": Operands, "results": ProductResults}
     types |= {"boxes": f"tensordesc<i16[32, {shape.words}],{shape.packed!r}>"}
-    types |= {"sizes": hopper_product.Sizes}
+    types |= {"sizes": ProductSizes}
     types |= {"panels": f"tensordesc<bf16[2, {shape.rows}, 64],{LAYOUT3!r}>"}
-    options = {"num_warps": 4, "maxnreg": hopper_product.REGISTERS}
+    options = {"num_warps": 4, "maxnreg": REGISTERS}
     kernel = made(hopper_product._product, types, "P", shape, **options)
     assert kernel.metadata.shared + 1024 <= 227 << 10
     assert spilled(kernel) <= 16, spilled(kernel)
@@ -463,8 +464,8 @@ for form, epilogue, zeros in (
     types = dict.fromkeys(("x", "stream", "norm", "out", "scaled", "bias"), BF16)
     types |= {"squares": F32, "partial": F32, "factors": F32, "arrivals": "*i32", "eps": "fp32"}
     types |= {"scales": "*i32" if form is NVFP4 else BF16, "zeros": "*u8", "numbers": "*i16"}
-    types |= {"weight": Operands, "results": ProductResults, "sizes": hopper_product.Sizes}
-    options = {"num_warps": shape.warps, "maxnreg": few.REGISTERS}
+    types |= {"weight": Operands, "results": ProductResults, "sizes": ProductSizes}
+    options = {"num_warps": shape.warps, "maxnreg": REGISTERS}
     kernel = made(few._product, types, "P", shape, **options)
     # two of a multiprocessor, each beside what the driver keeps
     assert few.RESIDENT * (kernel.metadata.shared + 1024) <= 228 << 10

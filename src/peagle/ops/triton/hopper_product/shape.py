@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,18 +21,6 @@ the weight in one copy. Squares are summed of as many outputs as a group has lin
 
 CODE = "".join(digest(str(file)) for file in sorted(Path(__file__).parent.glob("*.py")))
 """What the kernels' constants mean."""
-
-
-class Sizes(NamedTuple):
-    """Sizes of a product, and what is added to a mean of squares."""
-
-    outputs: int
-    depth: int
-    parts: int
-    """Parts of the inputs' sums of squares."""
-    held: int
-    """Rows of such a part."""
-    eps: float
 
 
 def covers(x: Tensor, weight: QuantizedWeight) -> bool:
