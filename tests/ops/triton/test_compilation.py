@@ -13,6 +13,7 @@ from peagle.ops import triton as package
 
 SCRIPT = """
 import importlib, re, subprocess, sys, tempfile
+from collections import namedtuple
 from dataclasses import replace
 import torch
 import triton
@@ -169,15 +170,17 @@ compiled("cycle_state", "_advance", types, sizes)
 types = {"logits": BF16, "best": F32, "place": "*i32", "offsets": INT, "out": INT}
 compiled("argmax", "_part", types, {"BLOCK": 4096})
 compiled("argmax", "_merge", types, {"PARTS": 64})
-from peagle.ops.candidates import Candidates, Pairs
+from peagle.ops.candidates import Candidates
+from peagle.ops.draft import Found, Tree
+from peagle.ops.triton.draft import PairSides
 from peagle.ops.race import Race
 from peagle.ops.sampling import Sampling
 
 types = dict.fromkeys(("greedy", "requests", "firsts", "depths", "out"), INT)
 table = Sampling(F32, INT, F32, F32, INT)
 types |= {"table": table, "race": Race(table, INT, INT)}
-for logits, bits in ((BF16, 16), (F32, 32)):
-    sizes = {"BITS": bits, "BLOCK": 8192} | ({} if bits == 16 else {"depths": None})
+for logits in (BF16, F32):
+    sizes = {"BLOCK": 8192} | ({} if logits == BF16 else {"depths": None})
     compiled("sampling", "_sample", types | {"logits": logits}, sizes, num_warps=32)
 types |= {"best": F32, "place": "*i32", "scores": F32}
 types |= dict.fromkeys(("ids", "tokens", "offsets"), INT)
@@ -195,35 +198,36 @@ for logits, bits, races, skips in (
     sizes = {**switches, "COUNT": 16, "RACED": raced, "RACES": races, "LANES": 4096}
     merged = compiled("candidates", "_merge", types, sizes, num_warps=8)
     assert spilled(merged) == 0, "64 candidates each of 64 blocks, 262,144 tokens"
-types |= {"found": Candidates, "pairs": Pairs}
+types |= {"found": Candidates, "pairs": PairSides}
 types |= dict.fromkeys(("predecessor", "successor", "gates"), BF16)
 for pairs, warps in ((False, 1), (True, 4)):
-    sizes = {"COUNT": 16, "RANK": 256 if pairs else 1, "PAIRS": pairs, "SHARPENING": 0.85}
+    sizes = {"COUNT": 16, "RANK": 256} if pairs else {"COUNT": 16, "RANK": 1, "pairs": None}
     compiled("draft", "_draw", types, sizes, num_warps=warps)
     compiled("tree", "_log_share", types | {"out": F32}, sizes, num_warps=1)
-types |= dict.fromkeys(("unbranched", "parents", "depths"), INT)
-types |= {"ancestors": "*i32", "shares": F32}
-compiled("tree", "_grow", types, {"COUNT": 16, "ROWS": 16, "NO_DRAFT": -2}, num_warps=1)
-types = dict.fromkeys(("tokens", "parents", "chosen", "path", "drafts", "taken"), INT)
-compiled("tree", "_walk", types | {"reads": INT}, {"ROWS": 16, "NO_DRAFT": -2}, num_warps=1)
+types |= {"unbranched": INT, "shares": F32, "tree": Tree(INT, INT, "*i32", "i32")}
+compiled("tree", "_grow", types, {"COUNT": 16, "ROWS": 16}, num_warps=1)
+types |= dict.fromkeys(("chosen", "path", "drafts", "taken", "reads"), INT)
+compiled("tree", "_walk", types, {"ROWS": 16}, num_warps=1)
 types = {"cache": BF16} | dict.fromkeys(("slots", "requests", "starts", "limits", "path"), INT)
-compiled("tree", "_compact", types, {"HELD": 1024})
+types["strides"] = namedtuple("Strides", ("layer", "side"))
+compiled("tree", "_compact", types, {})
 types = dict.fromkeys(("computed", "limits", "requests", "unbranched"), INT) | {"rates": F32}
 compiled("tree", "_unbranched", types, {}, num_warps=1)
 names = ("requests", "computed", "pending", "emitted", "counts", "best", "tokens", "lengths")
 types = {"history": "*i32", "gains": F32, "used": "*i1", "price": "fp32", "forgets": "fp32"}
 types |= dict.fromkeys((*names, *CycleState._fields, "drafts", "chosen"), INT)
 types |= {"state": CycleState, "penalties": Penalties, "rates": F32, "features": BF16}
+types["found"] = Found
 compiled("lookup", "_write_newest", types, {"WIDTH": 256})
-sizes = {"SHORTEST": 3, "LONGEST": 16, "BLOCK": 1024, "PARTS": 8}
+sizes = {"SHORTEST": 3, "LONGEST": 16, "BLOCK": 1024}
 compiled("lookup", "_search", types, sizes)
-compiled("lookup", "_follow", types | {"drafts": "i32"}, {"DRAFTS": 8, "NO_DRAFT": -2})
+compiled("lookup", "_follow", types | {"drafts": "i32"}, {"DRAFTS": 8})
 compiled("lookup", "_weigh", types, {"ROWS": 512})
-types = {"rates": F32, "counts": "*i32"}
+types = {"rates": F32, "counts": "*i32", "penalties": Penalties}
 types |= dict.fromkeys(("drafts", "requests", "emitted", "numbers"), INT)
 for logits in (BF16, F32):
-    sizes = {"PROMPT": 1 << 30, "BLOCK": 4096}
-    compiled("penalties", "_penalize", types | {"logits": logits}, sizes, num_warps=8)
+    of_kind = types | {"logits": logits}
+    compiled("penalties", "_penalize", of_kind, {"BLOCK": 4096}, num_warps=8)
 compiled("penalties", "_count_emitted", types, {"WIDTH": 8}, num_warps=1)
 types = dict.fromkeys(("gate_up", "of_result", "out"), BF16)
 compiled("swiglu", "_gradient", types, {"BLOCK": 1024})
@@ -368,9 +372,8 @@ for packed, kind, block in (
         made = compiled("experts", "_gate_up_kernel", types, flags, gpu, num_stages=stages)
         assert made.metadata.shared <= ROOM, (packed, kind, block, stages, gpu)
 types = {"x": BF16, "numbers": "*i16", "scales": F32}
-for group, width, groups in ((128, 128, 16), (4096, 4096, 1)):
-    sizes = {"LARGEST": 448.0, "LEAST": 1e-12, "GROUP": group, "GROUPS": groups}
-    sizes |= {"RUNS": width // 128, "RUN": 128}
+for group, groups in ((128, 16), (4096, 1)):
+    sizes = {"GROUP": group, "GROUPS": groups, "RUN": 128}
     compiled("quantized_activations", "_quantize", types, sizes)
 types = {"draft": BF16, "target": BF16, "which": INT, "weights": F32, "losses": F32}
 for kl in (False, True):
