@@ -18,12 +18,7 @@ from peagle.drafters.config_file import (
     config_problems,
     read_drafter_config,
 )
-from peagle.drafters.correction import (
-    FOLDER,
-    save_selector,
-    selector_problems,
-    selector_rules,
-)
+from peagle.drafters.correction import FOLDER, save_selector, selector_problems, selector_rules
 from peagle.drafters.kind import PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.drafters.network import Network, NetworkConfig

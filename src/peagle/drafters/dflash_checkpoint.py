@@ -36,13 +36,7 @@ from peagle.models.families.config import (
 from peagle.models.families.tensors import Place
 from peagle.models.families.tensors import layer as layer_tensors
 from peagle.models.spec import DecoderSpec
-from peagle.models.weights import (
-    TensorRule,
-    disassemble,
-    mismatches,
-    read_json,
-    read_tensors,
-)
+from peagle.models.weights import TensorRule, disassemble, mismatches, read_json, read_tensors
 
 ARCHITECTURES = "DFlashDraftModel", "DFlash2DraftModel"
 ALGORITHMS = "dflash", "dflash2"

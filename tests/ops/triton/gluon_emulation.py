@@ -459,5 +459,5 @@ REPLACEMENTS = {
     "two_of": two_of,
     "of_quad": of_quad,
     **dict.fromkeys(("meet", "publish", "fence_async_shared", "gdc_wait"), nothing),
-    **dict.fromkeys(("gdc_launch_dependents", "fetch_ahead"), nothing),
+    "gdc_launch_dependents": nothing,
 }

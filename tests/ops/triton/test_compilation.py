@@ -13,6 +13,7 @@ from peagle.ops import triton as package
 
 SCRIPT = """
 import importlib, re, subprocess, sys, tempfile
+from collections import namedtuple
 from dataclasses import replace
 import torch
 import triton
@@ -22,7 +23,7 @@ from peagle.ops.triton.attention_parts import Contexts
 from peagle.ops.triton.cycle_state import Places
 from peagle.ops.cycle_state import CycleState, FirstNorms
 from peagle.ops.penalties import Penalties
-from peagle.ops.triton.product_call import ProductForm, ProductResults
+from peagle.ops.triton.product_call import ProductForm, ProductResults, ProductSizes
 from peagle.ops.triton.norm import GatedRows, MixtureRows, NormWeights
 from peagle.ops.triton.weights import Operands, Packing
 
@@ -76,7 +77,7 @@ def spilled(made):
 def product(rows, **flags):
     types = dict.fromkeys(("x", "bias", "stream", "norm", "out", "scaled"), BF16) | OF_TENSOR
     types |= {"squares": F32, "eps": "fp32", "partial": F32, "arrivals": "*i32"}
-    types["results"] = ProductResults
+    types |= {"results": ProductResults, "sizes": ProductSizes}
     few = flags.pop("few", {})
     sizes = {"ROWS": rows, "LINES": 32 * (1 + flags.get("gated", False)), "W": DENSE} | few
     sizes |= {"OVERLAP": flags.get("adds", False), **product_form(128, **flags)}
@@ -169,15 +170,17 @@ compiled("cycle_state", "_advance", types, sizes)
 types = {"logits": BF16, "best": F32, "place": "*i32", "offsets": INT, "out": INT}
 compiled("argmax", "_part", types, {"BLOCK": 4096})
 compiled("argmax", "_merge", types, {"PARTS": 64})
-from peagle.ops.candidates import Candidates, Pairs
+from peagle.ops.candidates import Candidates
+from peagle.ops.draft import Found, Tree
+from peagle.ops.triton.draft import PairSides
 from peagle.ops.race import Race
 from peagle.ops.sampling import Sampling
 
 types = dict.fromkeys(("greedy", "requests", "firsts", "depths", "out"), INT)
 table = Sampling(F32, INT, F32, F32, INT)
 types |= {"table": table, "race": Race(table, INT, INT)}
-for logits, bits in ((BF16, 16), (F32, 32)):
-    sizes = {"BITS": bits, "BLOCK": 8192} | ({} if bits == 16 else {"depths": None})
+for logits in (BF16, F32):
+    sizes = {"BLOCK": 8192} | ({} if logits == BF16 else {"depths": None})
     compiled("sampling", "_sample", types | {"logits": logits}, sizes, num_warps=32)
 types |= {"best": F32, "place": "*i32", "scores": F32}
 types |= dict.fromkeys(("ids", "tokens", "offsets"), INT)
@@ -195,35 +198,36 @@ for logits, bits, races, skips in (
     sizes = {**switches, "COUNT": 16, "RACED": raced, "RACES": races, "LANES": 4096}
     merged = compiled("candidates", "_merge", types, sizes, num_warps=8)
     assert spilled(merged) == 0, "64 candidates each of 64 blocks, 262,144 tokens"
-types |= {"found": Candidates, "pairs": Pairs}
+types |= {"found": Candidates, "pairs": PairSides}
 types |= dict.fromkeys(("predecessor", "successor", "gates"), BF16)
 for pairs, warps in ((False, 1), (True, 4)):
-    sizes = {"COUNT": 16, "RANK": 256 if pairs else 1, "PAIRS": pairs, "SHARPENING": 0.85}
+    sizes = {"COUNT": 16, "RANK": 256} if pairs else {"COUNT": 16, "RANK": 1, "pairs": None}
     compiled("draft", "_draw", types, sizes, num_warps=warps)
     compiled("tree", "_log_share", types | {"out": F32}, sizes, num_warps=1)
-types |= dict.fromkeys(("unbranched", "parents", "depths"), INT)
-types |= {"ancestors": "*i32", "shares": F32}
-compiled("tree", "_grow", types, {"COUNT": 16, "ROWS": 16, "NO_DRAFT": -2}, num_warps=1)
-types = dict.fromkeys(("tokens", "parents", "chosen", "path", "drafts", "taken"), INT)
-compiled("tree", "_walk", types | {"reads": INT}, {"ROWS": 16, "NO_DRAFT": -2}, num_warps=1)
+types |= {"unbranched": INT, "shares": F32, "tree": Tree(INT, INT, "*i32", "i32")}
+compiled("tree", "_grow", types, {"COUNT": 16, "ROWS": 16}, num_warps=1)
+types |= dict.fromkeys(("chosen", "path", "drafts", "taken", "reads"), INT)
+compiled("tree", "_walk", types, {"ROWS": 16}, num_warps=1)
 types = {"cache": BF16} | dict.fromkeys(("slots", "requests", "starts", "limits", "path"), INT)
-compiled("tree", "_compact", types, {"HELD": 1024})
+types["strides"] = namedtuple("Strides", ("layer", "side"))
+compiled("tree", "_compact", types, {})
 types = dict.fromkeys(("computed", "limits", "requests", "unbranched"), INT) | {"rates": F32}
 compiled("tree", "_unbranched", types, {}, num_warps=1)
 names = ("requests", "computed", "pending", "emitted", "counts", "best", "tokens", "lengths")
 types = {"history": "*i32", "gains": F32, "used": "*i1", "price": "fp32", "forgets": "fp32"}
 types |= dict.fromkeys((*names, *CycleState._fields, "drafts", "chosen"), INT)
 types |= {"state": CycleState, "penalties": Penalties, "rates": F32, "features": BF16}
+types["found"] = Found
 compiled("lookup", "_write_newest", types, {"WIDTH": 256})
-sizes = {"SHORTEST": 3, "LONGEST": 16, "BLOCK": 1024, "PARTS": 8}
+sizes = {"SHORTEST": 3, "LONGEST": 16, "BLOCK": 1024}
 compiled("lookup", "_search", types, sizes)
-compiled("lookup", "_follow", types | {"drafts": "i32"}, {"DRAFTS": 8, "NO_DRAFT": -2})
+compiled("lookup", "_follow", types | {"drafts": "i32"}, {"DRAFTS": 8})
 compiled("lookup", "_weigh", types, {"ROWS": 512})
-types = {"rates": F32, "counts": "*i32"}
+types = {"rates": F32, "counts": "*i32", "penalties": Penalties}
 types |= dict.fromkeys(("drafts", "requests", "emitted", "numbers"), INT)
 for logits in (BF16, F32):
-    sizes = {"PROMPT": 1 << 30, "BLOCK": 4096}
-    compiled("penalties", "_penalize", types | {"logits": logits}, sizes, num_warps=8)
+    of_kind = types | {"logits": logits}
+    compiled("penalties", "_penalize", of_kind, {"BLOCK": 4096}, num_warps=8)
 compiled("penalties", "_count_emitted", types, {"WIDTH": 8}, num_warps=1)
 types = dict.fromkeys(("gate_up", "of_result", "out"), BF16)
 compiled("swiglu", "_gradient", types, {"BLOCK": 1024})
@@ -247,7 +251,7 @@ for form, rows in ((False, 1), (True, 16)):
     compiled("routing", "_route_kernel", types, flags)
     compiled("routing", "_route_few_kernel", types, {**pieces, **flags})
 types = dict.fromkeys(("x", "bias", "out"), BF16) | ints | {"by_row": F32}
-packed = {"numbers": "*i16", "results": ProductResults}
+packed = {"numbers": "*i16", "results": ProductResults, "sizes": ProductSizes}
 
 
 def packing(kind, high, wide, columns, run=128, step=128):
@@ -368,9 +372,8 @@ for packed, kind, block in (
         made = compiled("experts", "_gate_up_kernel", types, flags, gpu, num_stages=stages)
         assert made.metadata.shared <= ROOM, (packed, kind, block, stages, gpu)
 types = {"x": BF16, "numbers": "*i16", "scales": F32}
-for group, width, groups in ((128, 128, 16), (4096, 4096, 1)):
-    sizes = {"LARGEST": 448.0, "LEAST": 1e-12, "GROUP": group, "GROUPS": groups}
-    sizes |= {"RUNS": width // 128, "RUN": 128}
+for group, groups in ((128, 16), (4096, 1)):
+    sizes = {"GROUP": group, "GROUPS": groups, "RUN": 128}
     compiled("quantized_activations", "_quantize", types, sizes)
 types = {"draft": BF16, "target": BF16, "which": INT, "weights": F32, "losses": F32}
 for kl in (False, True):
@@ -412,6 +415,7 @@ for rows, qkv in ((8, 6144), (16, 0), (32, 6144), (64, 6144)):
 
 from peagle.ops.products.product import Epilogue
 from peagle.ops.triton import hopper_product
+from peagle.ops.triton.hopper_product.launches import REGISTERS
 from peagle.ops.triton.product_call import ProductCall
 from peagle.ops.weight import FP8, INT4, INT8, NVFP4, QuantizedWeight
 
@@ -436,9 +440,9 @@ for form, rows, gated in (
     types |= dict.fromkeys(("scales", "zeros"), KINDS[str(scales[form])[6:]])
     types |= {"numbers": "*i16", "weight": Operands, "results": ProductResults}
     types |= {"boxes": f"tensordesc<i16[32, {shape.words}],{shape.packed!r}>"}
-    types |= {"sizes": hopper_product.Sizes}
+    types |= {"sizes": ProductSizes}
     types |= {"panels": f"tensordesc<bf16[2, {shape.rows}, 64],{LAYOUT3!r}>"}
-    options = {"num_warps": 4, "maxnreg": hopper_product.REGISTERS}
+    options = {"num_warps": 4, "maxnreg": REGISTERS}
     kernel = made(hopper_product._product, types, "P", shape, **options)
     assert kernel.metadata.shared + 1024 <= 227 << 10
     assert spilled(kernel) <= 16, spilled(kernel)
@@ -463,8 +467,8 @@ for form, epilogue, zeros in (
     types = dict.fromkeys(("x", "stream", "norm", "out", "scaled", "bias"), BF16)
     types |= {"squares": F32, "partial": F32, "factors": F32, "arrivals": "*i32", "eps": "fp32"}
     types |= {"scales": "*i32" if form is NVFP4 else BF16, "zeros": "*u8", "numbers": "*i16"}
-    types |= {"weight": Operands, "results": ProductResults, "sizes": hopper_product.Sizes}
-    options = {"num_warps": shape.warps, "maxnreg": few.REGISTERS}
+    types |= {"weight": Operands, "results": ProductResults, "sizes": ProductSizes}
+    options = {"num_warps": shape.warps, "maxnreg": REGISTERS}
     kernel = made(few._product, types, "P", shape, **options)
     # two of a multiprocessor, each beside what the driver keeps
     assert few.RESIDENT * (kernel.metadata.shared + 1024) <= 228 << 10

@@ -5,53 +5,55 @@ along a request's slots, and scores the pairs with the draft that it took. Else 
 program of its own.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.candidates import Candidates, Pairs
+from peagle.ops.draft import NO_DRAFT
 from peagle.ops.race import SHARPENING, Race
 from peagle.ops.triton.sampling import arrival_time, row_key
+
+HEAT, NONE = tl.constexpr(SHARPENING), tl.constexpr(NO_DRAFT)
+"""The factor of temperatures, and what stands in place of a token where there is no draft."""
+
+
+class PairSides(NamedTuple):
+    """`Pairs` as kernels read them."""
+
+    predecessor: Tensor
+    successor: Tensor
+    gates: Tensor
+    rank: int
+    stride: int
+    """The distance of two slots' gates."""
 
 
 def draw(found: Candidates, pairs: Pairs | None, race: Race, depth: int) -> Tensor:
     """As the reference."""
     requests, slots, count = found.scores.shape
     out = torch.empty(requests, slots, dtype=torch.int64, device=found.scores.device)
-    sides, rank, stride = pair_sides(found, pairs)
+    sides, rank = pair_sides(pairs)
     _draw[(requests, slots if pairs is None else 1)](
-        found, sides, race, out, slots, depth, count, rank, stride,
-        COUNT=triton.next_power_of_2(count), RANK=triton.next_power_of_2(rank),
-        PAIRS=pairs is not None, SHARPENING=SHARPENING,
-        num_warps=1 if pairs is None else 4,
+        found, sides, race, out, slots, depth, count,
+        COUNT=triton.next_power_of_2(count), RANK=rank, num_warps=1 if pairs is None else 4,
     )  # fmt: skip
     return out
 
 
-def pair_sides(found: Candidates, pairs: Pairs | None) -> tuple[Pairs, int, int]:
-    """What kernels read of pairs, their rank and the gates' stride; anything where none count."""
+def pair_sides(pairs: Pairs | None) -> tuple[PairSides | None, int]:
+    """What kernels read of pairs, and how many columns they have for their rank."""
     if pairs is None:
-        return Pairs(*(found.scores,) * 3), 1, 1
-    return pairs, pairs.gates.shape[-1], pairs.gates.stride(1)
+        return None, 1
+    rank = pairs.gates.shape[-1]
+    return PairSides(*pairs, rank, pairs.gates.stride(1)), triton.next_power_of_2(rank)
 
 
 @triton.jit(do_not_specialize=["depth"])
-def _draw(
-    found,
-    pairs,
-    race,
-    out,
-    slots,
-    depth,
-    count,
-    rank,
-    gates_stride,
-    COUNT: tl.constexpr,
-    RANK: tl.constexpr,
-    PAIRS: tl.constexpr,
-    SHARPENING: tl.constexpr,
-):
+def _draw(found, pairs, race, out, slots, depth, count, COUNT: tl.constexpr, RANK: tl.constexpr):
     index, begin = tl.program_id(0).to(tl.int64), tl.program_id(1)
     request, how = tl.load(race.requests + index), race.sampling
     temperature = tl.load(how.temperature + request)
@@ -60,18 +62,16 @@ def _draw(
     lane = tl.arange(0, COUNT)
     inside = lane < count
     previous = tl.zeros([], tl.int64)
-    for slot in range(begin, slots if PAIRS else begin + 1):
+    for slot in range(begin, slots if pairs is not None else begin + 1):
         at = (index * slots + slot) * count + lane
         score = tl.load(found.scores + at, mask=inside, other=float("-inf"))
         token = tl.load(found.tokens + at, mask=inside, other=0)
-        if PAIRS:
+        if pairs is not None:
             draft = tl.load(found.ids + at, mask=inside, other=0)
-            gate = pairs.gates + (index * slots + slot) * gates_stride
-            within = tl.where(slot > 0, rank, 0)  # the first slot has read the token before it
-            score += added_scores(pairs, gate, previous, draft, rank, within, RANK)
+            score += added_scores(pairs, index * slots + slot, slot, previous, draft, RANK)
         score = kept_scores(score, temperature, top_k, min_p)
         delay = tl.log(arrival_time(row_key(seed, position + slot), token))
-        value = raced(score, delay, temperature * SHARPENING)
+        value = raced(score, delay, temperature)
         first = tl.min(tl.where(value == tl.max(value, 0), lane, COUNT), 0)
         first = tl.where(first < COUNT, first, 0)  # no lane where scores are no numbers
         previous = tl.sum(tl.where(lane == first, token, 0), 0)
@@ -79,24 +79,23 @@ def _draw(
 
 
 @triton.jit
-def raced(score, delay, heat):
-    """Scores at a temperature, less the delays; at 0 the scores alone."""
-    cold = heat == 0
-    return tl.where(cold, score, score / tl.where(cold, 1.0, heat) - delay)
+def raced(score, delay, temperature):
+    """Scores at the heat of drafts, less the delays; at 0 the scores alone."""
+    cold = temperature == 0
+    return tl.where(cold, score, score / tl.where(cold, 1.0, temperature * HEAT) - delay)
 
 
 @triton.jit
-def added_scores(pairs, gates, previous, drafts, rank, within, RANK: tl.constexpr):
-    """What the draft before adds to the scores of some drafts. within: how much of the rank
-    counts."""
+def added_scores(pairs, at, slot, previous, drafts, RANK: tl.constexpr):
+    """What the draft before adds to the scores of some drafts of a slot, the `at`th of all."""
     column = tl.arange(0, RANK)
-    inside = column < within
-    given = tl.load(pairs.predecessor + previous * rank + column, mask=inside, other=0.0).to(
-        tl.float32
-    )
-    gate = tl.load(gates + column, mask=inside, other=0.0).to(tl.float32)
-    at = pairs.successor + drafts[:, None] * rank + column[None, :]
-    following = tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32)
+    # the first slot has read the token before it
+    inside = column < tl.where(slot > 0, pairs.rank, 0)
+    given_at = pairs.predecessor + previous * pairs.rank + column
+    given = tl.load(given_at, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(pairs.gates + at * pairs.stride + column, mask=inside, other=0.0).to(tl.float32)
+    following_at = pairs.successor + drafts[:, None] * pairs.rank + column[None, :]
+    following = tl.load(following_at, mask=inside[None, :], other=0.0).to(tl.float32)
     return tl.sum(following * (given * gate)[None, :], 1)
 
 

@@ -7,13 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from peagle.ops.triton.widening import (
-    OF_BYTES,
-    OF_CODES,
-    OF_E2M1,
-    OF_E4M3,
-    OF_SCALES,
-)
+from peagle.ops.triton.widening import OF_BYTES, OF_CODES, OF_E2M1, OF_E4M3, OF_SCALES
 
 meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 """The warps of a partition wait for each other."""
@@ -41,28 +35,6 @@ def ring_barriers(STAGES: gl.constexpr, READERS: gl.constexpr = 1):
     fence_async_shared()
     meet()
     return full, free
-
-
-@gluon.jit
-def fetch_ahead(pointer, BYTES: gl.constexpr):
-    """Ask for so many bytes, whole 16 like their place, so that L2 has them when they are loaded.
-
-    For a partition of one warp, of which one thread asks.
-    """
-    gl.inline_asm_elementwise(
-        """{
-        .reg .pred one; .reg .b32 lane;
-        mov.u32 lane, %laneid;
-        setp.eq.u32 one, lane, 0;
-        @one cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.b32 $0, 0;
-        }""",
-        "=r,l,r",
-        [pointer, gl.to_tensor(BYTES)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @gluon.jit

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from peagle.ops.acceptance import Path
 from peagle.ops.cycle_state import CycleState
-from peagle.ops.draft import NO_DRAFT, Found
+from peagle.ops.draft import Found
 from peagle.ops.lookup import MEMORY
+from peagle.ops.triton.draft import NONE
 
 BLOCK = 1024
 """Places that a program looks at together."""
@@ -34,25 +35,25 @@ def look_up(
     batch, device = len(requests), history.device
     best = torch.zeros(batch, dtype=torch.int64, device=device)
     tokens = torch.empty(batch, drafts, dtype=torch.int64, device=device)
-    lengths = torch.empty_like(best)
     used = torch.empty(batch, dtype=torch.bool, device=device)
+    found = Found(tokens, torch.empty_like(best), used)
     _search[(batch, PARTS)](
         history, requests, counts, best, history.stride(0),
-        SHORTEST=shortest, LONGEST=len(gains) - 1, BLOCK=BLOCK, PARTS=PARTS,
+        SHORTEST=shortest, LONGEST=len(gains) - 1, BLOCK=BLOCK,
     )  # fmt: skip
     _follow[(batch,)](
-        history, requests, counts, best, gains, tokens, lengths, used, history.stride(0), drafts,
-        DRAFTS=triton.next_power_of_2(drafts), NO_DRAFT=NO_DRAFT,
+        history, requests, counts, best, gains, found, history.stride(0), drafts,
+        DRAFTS=triton.next_power_of_2(drafts),
     )  # fmt: skip
-    return Found(tokens, lengths, used)
+    return found
 
 
 def weigh(gains: Tensor, found: Found, path: Path, price: float) -> None:
     """As the reference."""
     batch, count = path.drafts.shape
     _weigh[(1,)](
-        gains, found.tokens, found.lengths, path.drafts, path.chosen, batch, count, len(gains),
-        price, math.log2(math.e) / MEMORY, ROWS=triton.next_power_of_2(batch),
+        gains, found, path.drafts, path.chosen, batch, count, len(gains), price,
+        math.log2(math.e) / MEMORY, ROWS=triton.next_power_of_2(batch),
     )  # fmt: skip
 
 
@@ -77,14 +78,13 @@ def _search(
     SHORTEST: tl.constexpr,
     LONGEST: tl.constexpr,
     BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
 ):
     index, part = tl.program_id(0), tl.program_id(1)
     mine = tl.load(requests + index).to(tl.int64)
     text = history + mine * stride
     end = tl.load(counts + index).to(tl.int32) - 1
     found = tl.zeros([BLOCK], tl.int64)
-    for first in range(part * BLOCK, end, PARTS * BLOCK):
+    for first in range(part * BLOCK, end, tl.num_programs(1) * BLOCK):
         place = first + tl.arange(0, BLOCK)
         alike = place < end
         length = tl.zeros([BLOCK], tl.int32)
@@ -102,20 +102,7 @@ def _search(
 
 
 @triton.jit
-def _follow(
-    history,
-    requests,
-    counts,
-    best,
-    gains,
-    tokens,
-    lengths,
-    used,
-    stride,
-    drafts,
-    DRAFTS: tl.constexpr,
-    NO_DRAFT: tl.constexpr,
-):
+def _follow(history, requests, counts, best, gains, found, stride, drafts, DRAFTS: tl.constexpr):
     index = tl.program_id(0)
     mine = tl.load(requests + index).to(tl.int64)
     key = tl.load(best + index)
@@ -125,10 +112,10 @@ def _follow(
     wanted = step < drafts
     # a match that reaches the text's end goes on with itself
     follower = place + 1 + step % period
-    found = tl.load(history + mine * stride + follower, mask=wanted & (length > 0), other=NO_DRAFT)
-    tl.store(tokens + index * drafts + step, found.to(tl.int64), mask=wanted)
-    tl.store(lengths + index, length)
-    tl.store(used + index, (length > 0) & (tl.load(gains + length) > 0))
+    token = tl.load(history + mine * stride + follower, mask=wanted & (length > 0), other=NONE)
+    tl.store(found.tokens + index * drafts + step, token.to(tl.int64), mask=wanted)
+    tl.store(found.lengths + index, length)
+    tl.store(found.used + index, (length > 0) & (tl.load(gains + length) > 0))
 
 
 @triton.jit
@@ -144,14 +131,13 @@ def _agreed(tokens, chosen, row, there, count):
 
 
 @triton.jit
-def _weigh(
-    gains, tokens, lengths, drafts, chosen, batch, count, width, price, forgets, ROWS: tl.constexpr
-):
+def _weigh(gains, found, drafts, chosen, batch, count, width, price, forgets, ROWS: tl.constexpr):
     row = tl.arange(0, ROWS)
     there = row < batch
     known = _agreed(drafts, chosen, row, there, count) + 1
-    gained = tl.minimum(_agreed(tokens, chosen, row, there, count), known).to(tl.float32) - price
-    length = tl.load(lengths + row, mask=there, other=-1)
+    agreed = _agreed(found.tokens, chosen, row, there, count)
+    gained = tl.minimum(agreed, known).to(tl.float32) - price
+    length = tl.load(found.lengths + row, mask=there, other=-1)
     for place in range(width):
         # one length after another: several requests may have matched at one
         own = length == place

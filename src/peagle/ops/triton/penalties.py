@@ -9,6 +9,7 @@ from peagle.ops.penalties import PROMPT, Penalties
 BLOCK = 4096
 PROGRAMS = 528
 """Four on each of an H200's multiprocessors."""
+OF_PROMPT = tl.constexpr(PROMPT)
 
 
 def penalize(logits: Tensor, drafts: Tensor, penalties: Penalties, requests: Tensor) -> None:
@@ -18,13 +19,11 @@ def penalize(logits: Tensor, drafts: Tensor, penalties: Penalties, requests: Ten
     _penalize[(rows, parts)](
         logits,
         drafts,
-        penalties.rates,
-        penalties.counts,
+        penalties,
         requests,
         drafts.shape[1] + 1,
         vocab,
         logits.stride(0),
-        PROMPT=PROMPT,
         BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
         num_warps=8,
     )
@@ -34,8 +33,7 @@ def count_emitted(penalties: Penalties, requests: Tensor, emitted: Tensor, numbe
     """As the reference."""
     width = emitted.shape[1]
     _count_emitted[(len(requests),)](
-        penalties.rates,
-        penalties.counts,
+        penalties,
         requests,
         emitted,
         numbers,
@@ -60,34 +58,23 @@ def are_some(repetition, presence, frequency):
 
 
 @triton.jit(do_not_specialize=["rows"])  # a prompt's end is one row, a cycle K + 1
-def _penalize(
-    logits,
-    drafts,
-    rates,
-    counts,
-    requests,
-    rows,
-    vocab,
-    stride,
-    PROMPT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def _penalize(logits, drafts, penalties, requests, rows, vocab, stride, BLOCK: tl.constexpr):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     index, place = row // rows, row % rows
     request = tl.load(requests + index).to(tl.int64)
-    repetition, presence, frequency = rates_of(rates, request)
+    repetition, presence, frequency = rates_of(penalties.rates, request)
     if not are_some(repetition, presence, frequency):
         return
     proposed = drafts + index * (rows - 1)
     for begin in range(part * BLOCK, vocab, tl.num_programs(1) * BLOCK):
         column = begin + tl.arange(0, BLOCK)
         inside = column < vocab
-        known = tl.load(counts + request * vocab + column, mask=inside, other=0)
+        known = tl.load(penalties.counts + request * vocab + column, mask=inside, other=0)
         # a row's logits count only where all drafts before it are accepted, and so written
         for draft in range(place):
             known += (tl.load(proposed + draft) == column).to(tl.int32)
         # a token of the prompt has `PROMPT` added once: it is repeated, but not written
-        written = (known % PROMPT).to(tl.float32)
+        written = (known % OF_PROMPT).to(tl.float32)
         at = logits + row * stride + column
         value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         # rounded like torch's division; Triton's own is off by a bit at times
@@ -98,12 +85,12 @@ def _penalize(
 
 
 @triton.jit
-def _count_emitted(rates, counts, requests, emitted, numbers, width, vocab, WIDTH: tl.constexpr):
+def _count_emitted(penalties, requests, emitted, numbers, width, vocab, WIDTH: tl.constexpr):
     request = tl.load(requests + tl.program_id(0)).to(tl.int64)
-    repetition, presence, frequency = rates_of(rates, request)
+    repetition, presence, frequency = rates_of(penalties.rates, request)
     if not are_some(repetition, presence, frequency):
         return
     step = tl.arange(0, WIDTH)
     there = step < tl.minimum(tl.load(numbers + request), width)
     token = tl.load(emitted + request * width + step, mask=there, other=0)
-    tl.atomic_add(counts + request * vocab + token, 1, mask=there)
+    tl.atomic_add(penalties.counts + request * vocab + token, 1, mask=there)

@@ -38,6 +38,18 @@ class ProductResults(NamedTuple):
     arrivals: Tensor
 
 
+class ProductSizes(NamedTuple):
+    """Sizes of a product, and what is added to a mean of squares."""
+
+    outputs: int
+    depth: int
+    parts: int
+    """Parts of the inputs' sums of squares."""
+    held: int
+    """Rows of such a part."""
+    eps: float
+
+
 @dataclass(frozen=True)
 class ProductForm:
     """What a kernel is compiled with, besides its tile."""
@@ -89,18 +101,22 @@ class ProductCall:
         return ProductResults(stream, norm, self.out, scaled, squares, partial, arrivals)
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Parts of squares, and rows that each has."""
-        return (0, 0) if self.squares is None else (len(self.squares), self.squares.shape[1])
+    def sizes(self) -> ProductSizes:
+        """What the kernel is given as numbers."""
+        parts, held = (0, 0) if self.squares is None else self.squares.shape
+        return ProductSizes(self.out.shape[1], self.x.shape[1], parts, held, self.eps)
 
 
 @triton.jit
-def over_rms(squares, parts, held, row, real, depth, eps, PARTS: tl.constexpr):
-    """One over the root mean square of each row, by parts of its sum of squares [parts, held]."""
+def over_rms(squares, sizes, row, real, depth, PARTS: tl.constexpr):
+    """One over the root mean square of each row, by parts of its sum of squares [parts, held].
+
+    sizes: with `parts`, `held` and `eps`, as `ProductSizes` has them.
+    """
     part = tl.arange(0, PARTS)
-    at = squares + part[:, None] * held + row[None, :]
-    found = tl.load(at, mask=(part < parts)[:, None] & real[None, :], other=0.0)
-    return tl.rsqrt(tl.sum(found, 0) / depth + eps)
+    at = squares + part[:, None] * sizes.held + row[None, :]
+    found = tl.load(at, mask=(part < sizes.parts)[:, None] & real[None, :], other=0.0)
+    return tl.rsqrt(tl.sum(found, 0) / depth + sizes.eps)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from peagle.ops.weight import E4M3, LARGEST_E4M3, LEAST_AMAX
 
 AT_ONCE = 2048
 """Inputs of a row that a program rounds, unless one group has more."""
+LARGEST, LEAST = tl.constexpr(LARGEST_E4M3), tl.constexpr(LEAST_AMAX)
 
 
 def quantize(x: Tensor, group: int, run: int) -> QuantizedInputs:
@@ -26,11 +27,7 @@ def quantize(x: Tensor, group: int, run: int) -> QuantizedInputs:
         scales,
         rows,
         depth,
-        padded,
-        LARGEST=LARGEST_E4M3,
-        LEAST=LEAST_AMAX,
         GROUP=group,
-        RUNS=width // run,
         GROUPS=several,
         RUN=run,
         num_warps=4 if several * width <= AT_ONCE else 8,
@@ -38,26 +35,16 @@ def quantize(x: Tensor, group: int, run: int) -> QuantizedInputs:
     return QuantizedInputs(numbers, scales.T)
 
 
-@triton.jit(do_not_specialize=["rows", "padded"])
+@triton.jit(do_not_specialize=["rows"])
 def _quantize(
-    x,
-    numbers,
-    scales,
-    rows,
-    depth,
-    padded,
-    LARGEST: tl.constexpr,
-    LEAST: tl.constexpr,
-    GROUP: tl.constexpr,
-    RUNS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    RUN: tl.constexpr,
+    x, numbers, scales, rows, depth, GROUP: tl.constexpr, GROUPS: tl.constexpr, RUN: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    runs: tl.constexpr = triton.next_power_of_2(GROUP) // RUN
     half: tl.constexpr = RUN // 2
     # of a run of 128 numbers the first two are of inputs 0 and 64, the next of 1 and 65
-    run, pair = tl.arange(0, RUNS)[None, :, None], tl.arange(0, half)[None, None, :]
+    run, pair = tl.arange(0, runs)[None, :, None], tl.arange(0, half)[None, None, :]
     start = (group * GROUP)[:, None, None]
     there = (start < depth) & (run * RUN < GROUP)
     # the comparison, always true, gives the condition the shape of all three axes
@@ -72,4 +59,4 @@ def _quantize(
     place = tl.arange(0, RUN)[None, None, :]
     at = numbers + row * depth + start + run * RUN + place
     tl.store(at, rounded, mask=there & (place >= 0))
-    tl.store(scales + group * padded + row, scale, mask=group * GROUP < depth)
+    tl.store(scales + group * tl.num_programs(0) + row, scale, mask=group * GROUP < depth)

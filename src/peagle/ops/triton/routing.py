@@ -151,8 +151,7 @@ def _choice(x: Normed, experts: ExpertWeights) -> RouterSizes:
 def _finished(logits, behind, row, rows, C: tl.constexpr):
     """The router's logits [R, lanes] from its product; stores what scales the rows."""
     if C.scaled:
-        parts, held, eps = behind.parts, behind.held, behind.eps
-        scale = over_rms(behind.squares, parts, held, row, row < rows, C.depth, eps, C.parts)
+        scale = over_rms(behind.squares, behind, row, row < rows, C.depth, C.parts)
         tl.store(behind.scales + row, scale, mask=row < rows)
         logits *= scale[:, None]
     if C.bias:

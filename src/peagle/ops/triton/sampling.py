@@ -36,7 +36,6 @@ def sample_requests(
         len(logits) // len(requests),
         logits.shape[1],
         logits.stride(0),
-        BITS=16 if logits.dtype == torch.bfloat16 else 32,
         BLOCK=min(BLOCK, triton.next_power_of_2(logits.shape[1])),
         num_warps=WARPS,
     )
@@ -58,19 +57,10 @@ class Logits(NamedTuple):
 
 @triton.jit(do_not_specialize=["count"])  # a prompt's end is one row, a cycle K + 1
 def _sample(
-    logits,
-    greedy,
-    table,
-    requests,
-    firsts,
-    depths,
-    out,
-    count,
-    vocab,
-    stride,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits, greedy, table, requests, firsts, depths, out, count, vocab, stride, BLOCK: tl.constexpr
 ):
+    # a number of bfloat16 has no more
+    bits: tl.constexpr = 16 if logits.dtype.element_ty == tl.bfloat16 else 32
     row = tl.program_id(0).to(tl.int64)
     best = tl.load(greedy + row)
     request = tl.load(requests + row // count)
@@ -87,16 +77,16 @@ def _sample(
     ties = tl.zeros([], tl.float32)
     if (top_k > 0) & (top_k < vocab):
         wanted = top_k.to(tl.float32)
-        edge, above = _edge(of_row, wanted, True, BITS, BLOCK)
+        edge, above = _edge(of_row, wanted, True, bits, BLOCK)
         ties = wanted - above
     if top_p < 1:
-        share = _share(_value(edge, BITS), of_row)
+        share = _share(_value(edge, bits), of_row)
         # top-p is a part of what top-k has left
-        total = _above(of_row, edge, BITS, BLOCK) + ties * share
+        total = _above(of_row, edge, bits, BLOCK) + ties * share
         wanted = top_p * total
-        found, above = _edge(of_row, wanted, False, BITS, BLOCK)
+        found, above = _edge(of_row, wanted, False, bits, BLOCK)
         if found >= edge:
-            share = _share(_value(found, BITS), of_row)
+            share = _share(_value(found, bits), of_row)
             first = tl.maximum(tl.ceil((wanted - above) / share), 1.0)
             ties = tl.where(found == edge, tl.minimum(ties, first), first)
             edge = found
@@ -104,7 +94,7 @@ def _sample(
     if depths is not None:
         depth = tl.load(depths + row)
     race = row_key(tl.load(table.seeds + request), tl.load(firsts + request) + depth)
-    token = _first(of_row, edge, ties, race, BITS, BLOCK)
+    token = _first(of_row, edge, ties, race, bits, BLOCK)
     tl.store(out + row, tl.where(token < 0, best, token))
 
 

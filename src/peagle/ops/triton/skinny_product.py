@@ -204,7 +204,7 @@ def division_of(call: ProductCall) -> Division:
 
 def launch(call: ProductCall) -> Tensor:
     """Fill a call's results, of which the first is returned."""
-    x, weight, (rows, depth) = call.x, call.weight, call.x.shape
+    x, weight, rows = call.x, call.weight, len(call.x)
     given = division_of(call)
     tiles, across, together = grid = given.grid(len(weight), rows)
     _product[grid](
@@ -214,10 +214,7 @@ def launch(call: ProductCall) -> Tensor:
         call.bias,
         call.results(tiles * across, together, given.lines * given.height),
         rows,
-        call.out.shape[1],
-        depth,
-        *call.shape,
-        call.eps,
+        call.sizes,
         W=Packing.of(weight, given.step),
         ROWS=given.height,
         LINES=given.lines,
@@ -251,11 +248,7 @@ def _product(
     bias,
     results,
     rows,
-    outputs,
-    depth,
-    parts,
-    held,
-    eps,
+    sizes,
     W: tl.constexpr,
     ROWS: tl.constexpr,
     LINES: tl.constexpr,
@@ -263,6 +256,7 @@ def _product(
     OVERLAP: tl.constexpr,
 ):
     announce(OVERLAP)
+    outputs, depth = sizes.outputs, sizes.depth
     tile, split = tl.program_id(0), tl.program_id(2)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     real = row < rows
@@ -303,7 +297,7 @@ def _product(
         total = gathered(at, results.arrivals, own, F.splits)
     total = factored(total, weight.factors, line, W)
     if squares is not None:
-        total = total * over_rms(squares, parts, held, row, real, depth, eps, F.parts)[None, :]
+        total = total * over_rms(squares, sizes, row, real, depth, F.parts)[None, :]
     kind = results.out.dtype.element_ty
     if F.gated:
         # rounded as a product is that is written before its gate is taken

@@ -8,13 +8,13 @@ from torch import Tensor
 from peagle.ops.acceptance import Path
 from peagle.ops.candidates import Candidates, Pairs
 from peagle.ops.cycle_state import CycleState
-from peagle.ops.draft import NO_DRAFT, Draft, Tree
-from peagle.ops.race import SHARPENING, Race
-from peagle.ops.triton.draft import added_scores, kept_scores, pair_sides, raced
+from peagle.ops.draft import Draft, Tree
+from peagle.ops.race import Race
+from peagle.ops.triton.draft import NONE, added_scores, kept_scores, pair_sides, raced
 from peagle.ops.triton.penalties import are_some, rates_of
 from peagle.ops.triton.sampling import arrival_time, row_key
 
-HELD = 1024
+HELD = tl.constexpr(1024)
 """Numbers of a row that a program moves at once."""
 
 
@@ -34,14 +34,14 @@ def grow(
     tokens, parents = (found.ids.new_empty(requests, nodes) for _ in range(2))
     depths = found.ids.new_empty(requests, nodes + 1)
     ancestors = torch.empty(requests, nodes + 1, dtype=torch.int32, device=depths.device)
+    tree = Tree(parents, depths, ancestors, slots)
     befores = 1 if pairs is None else count
     shares = _log_shares(found, pairs, race, befores)
     _grow[(requests,)](
-        shares, found.tokens, unbranched, tokens, parents, depths, ancestors, slots, befores, count,
-        nodes, COUNT=triton.next_power_of_2(count), ROWS=triton.next_power_of_2(nodes + 1),
-        NO_DRAFT=NO_DRAFT, num_warps=1,
+        shares, found.tokens, unbranched, tokens, tree, befores, count, nodes,
+        COUNT=triton.next_power_of_2(count), ROWS=triton.next_power_of_2(nodes + 1), num_warps=1,
     )  # fmt: skip
-    return Draft(tokens, Tree(parents, depths, ancestors, slots))
+    return Draft(tokens, tree)
 
 
 def _log_shares(found: Candidates, pairs: Pairs | None, race: Race, befores: int) -> Tensor:
@@ -52,11 +52,10 @@ def _log_shares(found: Candidates, pairs: Pairs | None, race: Race, befores: int
     """
     requests, slots, count = found.scores.shape
     out = found.scores.new_empty(requests, slots, befores, count, dtype=torch.float32)
-    sides, rank, stride = pair_sides(found, pairs)
+    sides, rank = pair_sides(pairs)
     _log_share[(requests, slots, befores)](
-        found, sides, race, out, slots, count, rank, stride,
-        COUNT=triton.next_power_of_2(count), RANK=triton.next_power_of_2(rank),
-        PAIRS=pairs is not None, SHARPENING=SHARPENING, num_warps=1,
+        found, sides, race, out, slots, count,
+        COUNT=triton.next_power_of_2(count), RANK=rank, num_warps=1,
     )  # fmt: skip
     return out
 
@@ -68,8 +67,8 @@ def accept(draft: Draft, chosen: Tensor) -> Path:
     path, reads, taken = (chosen.new_empty(requests, tree.depth + 1) for _ in range(3))
     drafts = chosen.new_empty(requests, tree.depth)
     _walk[(requests,)](
-        draft.tokens, tree.parents, chosen, path, reads, drafts, taken, rows, tree.depth,
-        ROWS=triton.next_power_of_2(rows), NO_DRAFT=NO_DRAFT, num_warps=1,
+        draft.tokens, tree, chosen, path, reads, drafts, taken, rows,
+        ROWS=triton.next_power_of_2(rows), num_warps=1,
     )  # fmt: skip
     return Path(drafts, taken, path, reads)
 
@@ -79,9 +78,9 @@ def compact(
 ) -> None:
     """As the reference."""
     layers, numbers = cache.shape[0], cache.shape[3] * cache.shape[4]
-    _compact[(len(requests), 2 * layers, triton.cdiv(numbers, HELD))](
-        cache, slots, requests, starts, limits, path, path.shape[1], cache.stride(0),
-        cache.stride(1), slots.stride(0), numbers, HELD=HELD, num_warps=4,
+    _compact[(len(requests), 2 * layers, triton.cdiv(numbers, HELD.value))](
+        cache, slots, requests, starts, limits, path, path.shape[1], cache.stride()[:2],
+        slots.stride(0), numbers, num_warps=4,
     )  # fmt: skip
 
 
@@ -97,20 +96,7 @@ def _unbranched(rates, computed, limits, requests, unbranched, nodes):
 
 
 @triton.jit
-def _log_share(
-    found,
-    pairs,
-    race,
-    out,
-    slots,
-    count,
-    rank,
-    gates_stride,
-    COUNT: tl.constexpr,
-    RANK: tl.constexpr,
-    PAIRS: tl.constexpr,
-    SHARPENING: tl.constexpr,
-):
+def _log_share(found, pairs, race, out, slots, count, COUNT: tl.constexpr, RANK: tl.constexpr):
     """How probable each candidate of a slot is after one of the slot before it, in logarithms."""
     index, slot, before = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     if (slot == 0) & (before > 0):
@@ -120,17 +106,15 @@ def _log_share(
     how = race.sampling
     temperature = tl.load(how.temperature + request)
     score = tl.load(found.scores + at * count + lane, mask=inside, other=float("-inf"))
-    if PAIRS:
+    if pairs is not None:
         previous = tl.load(found.tokens + tl.maximum(at - 1, 0) * count + before)
         draft = tl.load(found.ids + at * count + lane, mask=inside, other=0)
-        gate = pairs.gates + at * gates_stride
-        within = tl.where(slot > 0, rank, 0)  # the first slot has read the token before it
-        score += added_scores(pairs, gate, previous, draft, rank, within, RANK)
+        score += added_scores(pairs, at, slot, previous, draft, RANK)
     top_k, min_p = tl.load(how.top_k + request), tl.load(how.min_p + request)
     score = kept_scores(score, temperature, top_k, min_p)
     token = tl.load(found.tokens + at * count + lane, mask=inside, other=0)
     key = row_key(tl.load(how.seeds + request), tl.load(race.newest + request) + 1 + slot)
-    value = raced(score, tl.log(arrival_time(key, token)), temperature * SHARPENING)
+    value = raced(score, tl.log(arrival_time(key, token)), temperature)
     value = tl.where(inside & (value == value), value, float("-inf"))
     top = tl.max(value, 0)
     share = tl.sum(tl.exp(value - tl.where(top == float("-inf"), 0.0, top)), 0)
@@ -145,19 +129,15 @@ def _grow(
     tokens,
     unbranched,
     out,
-    parents,
-    depths,
-    ancestors,
-    slots,
+    tree,
     befores,
     count,
     nodes,
     COUNT: tl.constexpr,
     ROWS: tl.constexpr,
-    NO_DRAFT: tl.constexpr,
 ):
     """Find nodes one after another: each is the likeliest candidate that is open after any row."""
-    index = tl.program_id(0).to(tl.int64)
+    index, slots = tl.program_id(0).to(tl.int64), tree.depth
     branches = tl.load(unbranched + index) == 0
     lane, row = tl.arange(0, COUNT), tl.arange(0, ROWS)
     inside, place = lane < count, row[:, None] * COUNT + lane[None, :]
@@ -173,8 +153,8 @@ def _grow(
     costs = tl.where(row[:, None] == 0, first[None, :], float("-inf"))
     depth_of = tl.zeros([ROWS], tl.int32)
     word_of = tl.where(row == 0, 1, 0)
-    tl.store(depths + index * (nodes + 1), tl.zeros([], tl.int64))
-    tl.store(ancestors + index * (nodes + 1), 1)
+    tl.store(tree.depths + index * (nodes + 1), tl.zeros([], tl.int64))
+    tl.store(tree.ancestors + index * (nodes + 1), 1)
     for node in range(1, nodes + 1):
         best = tl.max(tl.max(costs, 1), 0)
         there = best > float("-inf")
@@ -195,32 +175,20 @@ def _grow(
         costs = tl.where(row[:, None] == node, following[None, :], costs)
         depth_of = tl.where(row == node, depth, depth_of)
         word_of = tl.where(row == node, word, word_of)
-        tl.store(out + index * nodes + node - 1, tl.where(there, token, NO_DRAFT))
-        tl.store(parents + index * nodes + node - 1, parent.to(tl.int64))
-        tl.store(depths + index * (nodes + 1) + node, depth.to(tl.int64))
-        tl.store(ancestors + index * (nodes + 1) + node, word)
+        tl.store(out + index * nodes + node - 1, tl.where(there, token, NONE))
+        tl.store(tree.parents + index * nodes + node - 1, parent.to(tl.int64))
+        tl.store(tree.depths + index * (nodes + 1) + node, depth.to(tl.int64))
+        tl.store(tree.ancestors + index * (nodes + 1) + node, word)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _walk(
-    tokens,
-    parents,
-    chosen,
-    path,
-    reads,
-    drafts,
-    taken,
-    rows,
-    slots,
-    ROWS: tl.constexpr,
-    NO_DRAFT: tl.constexpr,
-):
-    index = tl.program_id(0).to(tl.int64)
+def _walk(tokens, tree, chosen, path, reads, drafts, taken, rows, ROWS: tl.constexpr):
+    index, slots = tl.program_id(0).to(tl.int64), tree.depth
     node = tl.arange(0, ROWS)
     inside = node < rows - 1
     at = index * (rows - 1) + node
-    token = tl.load(tokens + at, mask=inside, other=NO_DRAFT)
-    parent = tl.load(parents + at, mask=inside, other=-1)
+    token = tl.load(tokens + at, mask=inside, other=NONE)
+    parent = tl.load(tree.parents + at, mask=inside, other=-1)
     row = tl.zeros([], tl.int64)
     goes_on = row == 0
     for depth in range(slots + 1):
@@ -235,28 +203,16 @@ def _walk(
         goes_on = goes_on & (following <= ROWS)
         row = tl.where(goes_on, following.to(tl.int64), row)
         if depth < slots:
-            tl.store(drafts + index * slots + depth, tl.where(goes_on, wanted, NO_DRAFT))
+            tl.store(drafts + index * slots + depth, tl.where(goes_on, wanted, NONE))
 
 
 @triton.jit(do_not_specialize=["length"])
-def _compact(
-    cache,
-    slots,
-    requests,
-    starts,
-    limits,
-    path,
-    length,
-    layer_stride,
-    side_stride,
-    slots_stride,
-    numbers,
-    HELD: tl.constexpr,
-):
+def _compact(cache, slots, requests, starts, limits, path, length, strides, slots_stride, numbers):
     """One layer's keys or values of a request, from the root on: no row moves onto one that still
     has to move."""
     index, side = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     request = tl.load(requests + index)
+    layer_stride, side_stride = strides
     own = cache + side // 2 * layer_stride + side % 2 * side_stride
     number = tl.program_id(2) * HELD + tl.arange(0, HELD)
     start, limit = tl.load(starts + index), tl.load(limits + request)

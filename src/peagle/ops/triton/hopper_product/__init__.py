@@ -17,17 +17,16 @@ programs do.
 
 from dataclasses import replace
 
-import torch
 import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from peagle.ops.triton.fences import fence
 from peagle.ops.triton.gluon import ring_barriers
 from peagle.ops.triton.hopper_product import few
 from peagle.ops.triton.hopper_product.copies import copy_all
+from peagle.ops.triton.hopper_product.launches import launched
 from peagle.ops.triton.hopper_product.shape import (
     BOX,
     CODE,
@@ -35,11 +34,10 @@ from peagle.ops.triton.hopper_product.shape import (
     PANEL,
     STEP,
     ProductShape,
-    Sizes,
     covers,
 )
 from peagle.ops.triton.hopper_product.sums import first_unit, multiply_all
-from peagle.ops.triton.launch import counters, multiprocessors
+from peagle.ops.triton.launch import multiprocessors
 from peagle.ops.triton.product_call import ProductCall
 from peagle.ops.triton.tiles import padded
 from peagle.ops.triton.weights import Packing, operands
@@ -51,8 +49,8 @@ FEW_ROWS, STEPS_OF_FEW, LEAST_STEPS = 32, 40, {4: 13, 8: 27}
 """Steps from which on a program beats smaller ones, by a number's bits; for so few rows, more."""
 ROOM = 176 << 10
 """Bytes of shared memory for the ring."""
-REGISTERS, GROUP_REGISTERS, COPIER_REGISTERS = 128, gl.constexpr(152), gl.constexpr(40)
-"""Registers of a thread at the start, then of those that multiply and of the warp that copies."""
+GROUP_REGISTERS, COPIER_REGISTERS = gl.constexpr(152), gl.constexpr(40)
+"""Registers of a thread that multiplies, and of one of the warp that copies."""
 
 
 def takes(call: ProductCall) -> bool:
@@ -75,40 +73,21 @@ def takes(call: ProductCall) -> bool:
 
 def launch(call: ProductCall) -> Tensor:
     """Fill a call's results, of which the first is returned."""
-    x, weight = call.x, call.weight
+    weight = call.weight
     assert isinstance(weight, QuantizedWeight)
-    if len(x) <= few.ROWS:
+    if len(call.x) <= few.ROWS:
         return few.launch(call, weight)
     shape, tiles = divided(call, weight)
-    results = call.results(tiles, 1, 0)._replace(
-        partial=torch.empty(shape.programs * shape.left, device=x.device),
-        arrivals=counters(x.device, tiles * GROUPS.value),
-    )
     given = operands(weight)
     lines = list(given.numbers.shape), list(given.numbers.stride())
-    # the kernel announces after its wait
-    fence()
-    _product[(shape.programs,)](
-        TensorDescriptor(given.numbers, *lines, [BOX.value, shape.words], shape.packed),
-        _panels(x, shape.rows),
-        given,
-        call.squares,
-        call.bias,
-        results,
-        len(x),
-        Sizes(call.out.shape[1], x.shape[1], *call.shape, call.eps),
-        P=shape,
-        num_warps=4,
-        maxnreg=REGISTERS,
-        launch_pdl=True,
-    )
-    return call.out
+    boxes = TensorDescriptor(given.numbers, *lines, [BOX.value, shape.words], shape.packed)
+    panels = _panels(call.x, shape.rows)
+    return launched(_product, call, shape, tiles, boxes, panels, given)
 
 
 def divided(call: ProductCall, weight: QuantizedWeight) -> tuple[ProductShape, int]:
     """How a call is divided, and its tiles."""
     rows, depth = call.x.shape
-    scales = weight.scales.shape[-1] * weight.scales.itemsize if weight.block[0] == 1 else 0
     shape = ProductShape(
         packing=Packing.of(weight, STEP.value),
         form=call.form(1),
@@ -116,7 +95,6 @@ def divided(call: ProductCall, weight: QuantizedWeight) -> tuple[ProductShape, i
         stages=0,
         programs=0,
         code=CODE,
-        scales=scales if scales % 16 == 0 else 0,
     )
     columns = GROUPS.value * shape.columns
     tiles = triton.cdiv(rows, shape.rows) * triton.cdiv(call.out.shape[1], columns)
@@ -152,7 +130,7 @@ def _product(boxes, panels, weight, squares, bias, results, rows, sizes, P: gl.c
             (multiply_all, (0, ring, given, share, work, P)),
             (multiply_all, (1, ring, given, share, work, P)),
             (multiply_all, (2, ring, given, share, work, P)),
-            (copy_all, (ring, boxes, panels, weight.scales, sizes.outputs, share, work, P)),
+            (copy_all, (ring, boxes, panels, sizes.outputs, share, work, P)),
         ],
         [4, 4, 1],
         [GROUP_REGISTERS, GROUP_REGISTERS, COPIER_REGISTERS],

@@ -5,28 +5,27 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_wait
 
-from peagle.ops.triton.gluon import fetch_ahead
 from peagle.ops.triton.hopper_product.shape import BOX, GROUPS
 
 
 @gluon.jit
-def copy_all(ring, boxes, panels, scales, outputs, share, work, P: gl.constexpr):
+def copy_all(ring, boxes, panels, outputs, share, work, P: gl.constexpr):
     """Fill slots for a program's share of the work."""
     first, last = share
     ahead = gl.minimum(last, first + P.stages)
     for unit in range(first, ahead):
-        _copy_numbers(unit - first, unit, ring, boxes, scales, outputs, work, P)
+        _copy_numbers(unit - first, unit, ring, boxes, outputs, work, P)
     # a weight is nobody's result: what is copied of it does not wait for the launch before
     gdc_wait()
     for unit in range(first, ahead):
         _copy_inputs(unit - first, unit, ring, panels, work, P)
     for unit in range(ahead, last):
-        _copy_numbers(unit - first, unit, ring, boxes, scales, outputs, work, P)
+        _copy_numbers(unit - first, unit, ring, boxes, outputs, work, P)
         _copy_inputs(unit - first, unit, ring, panels, work, P)
 
 
 @gluon.jit
-def _copy_numbers(place, unit, ring, boxes, scales, outputs, work, P: gl.constexpr):
+def _copy_numbers(place, unit, ring, boxes, outputs, work, P: gl.constexpr):
     full, free, numbers, _ = ring
     across, of_tile, _ = work
     slot = place % P.stages
@@ -40,10 +39,6 @@ def _copy_numbers(place, unit, ring, boxes, scales, outputs, work, P: gl.constex
         at = line + box // 2 * BOX + box % 2 * outputs if P.form.gated else line + box * BOX
         into, word = numbers.index(slot * P.boxes + box), unit % of_tile * P.words
         tma.async_copy_global_to_shared(boxes, [at, word], full.index(slot), into)
-        if P.scales > 0 and (unit % of_tile == 0 or place == 0):
-            # the groups load them a step ahead only, too late for memory
-            at = gl.minimum(at, outputs * (1 + P.form.gated) - BOX)
-            fetch_ahead(scales + at * P.packing.columns, BOX * P.scales)
 
 
 @gluon.jit

@@ -13,7 +13,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from peagle.ops.triton.fences import fence
 from peagle.ops.triton.gluon import (
     e2m1_of,
     integers_of,
@@ -23,7 +22,8 @@ from peagle.ops.triton.gluon import (
     pairs_of_scales,
     two_of,
 )
-from peagle.ops.triton.hopper_product.shape import CODE, FewShape, Sizes, covers
+from peagle.ops.triton.hopper_product.launches import launched
+from peagle.ops.triton.hopper_product.shape import CODE, FewShape, covers
 from peagle.ops.triton.hopper_product.sums import (
     behind,
     first_unit,
@@ -32,7 +32,7 @@ from peagle.ops.triton.hopper_product.sums import (
     of_lines,
     operand,
 )
-from peagle.ops.triton.launch import counters, multiprocessors
+from peagle.ops.triton.launch import multiprocessors
 from peagle.ops.triton.product_call import ProductCall
 from peagle.ops.triton.weights import Packing, operands
 from peagle.ops.weight import NVFP4, QuantizedWeight
@@ -44,7 +44,6 @@ RESIDENT = 2
 """Programs of a multiprocessor: as many as its shared memory has room for."""
 STEPS = 2
 """Least steps of a program."""
-REGISTERS = 128
 
 
 def takes(call: ProductCall, weight: QuantizedWeight) -> bool:
@@ -58,31 +57,11 @@ def takes(call: ProductCall, weight: QuantizedWeight) -> bool:
 
 def launch(call: ProductCall, weight: QuantizedWeight) -> Tensor:
     """Fill a call's results, of which the first is returned."""
-    x = call.x
     shape, tiles = divided(call, weight)
     given = operands(weight)
     if weight.format == NVFP4:
         given = given._replace(scales=given.scales.view(torch.int32))
-    results = call.results(tiles, 1, 0)._replace(
-        partial=torch.empty(shape.programs * shape.left, device=x.device),
-        arrivals=counters(x.device, tiles),
-    )
-    # the kernel announces after its wait
-    fence()
-    _product[(shape.programs,)](
-        x,
-        given,
-        call.squares,
-        call.bias,
-        results,
-        len(x),
-        Sizes(call.out.shape[1], x.shape[1], *call.shape, call.eps),
-        P=shape,
-        num_warps=shape.warps,
-        maxnreg=REGISTERS,
-        launch_pdl=True,
-    )
-    return call.out
+    return launched(_product, call, shape, tiles, call.x, given)
 
 
 def divided(call: ProductCall, weight: QuantizedWeight) -> tuple[FewShape, int]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,18 +21,6 @@ the weight in one copy. Squares are summed of as many outputs as a group has lin
 
 CODE = "".join(digest(str(file)) for file in sorted(Path(__file__).parent.glob("*.py")))
 """What the kernels' constants mean."""
-
-
-class Sizes(NamedTuple):
-    """Sizes of a product, and what is added to a mean of squares."""
-
-    outputs: int
-    depth: int
-    parts: int
-    """Parts of the inputs' sums of squares."""
-    held: int
-    """Rows of such a part."""
-    eps: float
 
 
 def covers(x: Tensor, weight: QuantizedWeight) -> bool:
@@ -99,8 +87,6 @@ class Shape:
 class ProductShape(Shape):
     """Of more rows than fill the smallest tile."""
 
-    scales: int
-    """Bytes of a line's scales; 0 where they are few, or are not whole 16."""
     groups: ClassVar[int] = GROUPS.value
     lines: ClassVar[int] = LINES.value
     warps: ClassVar[int] = 4

@@ -11,6 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from peagle.ops.triton.gluon import bfloat16_of, bytes_of, e2m1_of, integers_of, meet, scales_of
 from peagle.ops.triton.hopper_product.shape import GROUPS, LINES, PANEL, STEP
+from peagle.ops.triton.layer_chain.products import halves
 
 LANES, WARPS = [[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]]
 SCALES = gl.constexpr(
@@ -211,7 +212,7 @@ def _finish(total, line, column, first_row, given, P: gl.constexpr):
     kind: gl.constexpr = results.out.dtype.element_ty
     layout: gl.constexpr = gl.SliceLayout(2, P.gated) if P.form.gated else P.plain
     if P.form.gated:
-        gate, up = _halves(total.to(kind), P)
+        gate, up = halves(total.to(kind), P.gated)
         gate = gate.to(gl.float32)
         y = gate / (1.0 + gl.exp(-gate)) * up.to(gl.float32)
     else:
@@ -230,13 +231,6 @@ def _finish(total, line, column, first_row, given, P: gl.constexpr):
         factor = gl.load(results.norm + output, mask=inside, other=0.0).to(gl.float32)
         gl.store(results.scaled + place, (y * factor[:, None]).to(kind), mask=keep)
         _write_squares(gl.sum(y * y, 0), column, results, sizes, P)
-
-
-@gluon.jit
-def _halves(total, P: gl.constexpr):
-    """The gates of a tile, and what they gate."""
-    both = gl.permute(gl.reshape(total, [2, P.columns, P.rows]), (1, 2, 0))
-    return gl.split(gl.convert_layout(both, P.gated))
 
 
 @gluon.jit

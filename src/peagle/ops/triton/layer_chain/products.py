@@ -166,7 +166,7 @@ def _exchanged(acc, unit, given, SHAPE: gl.constexpr):
     """
     sums, gifts = given
     layout: gl.constexpr = gl.SliceLayout(2, GATED)
-    upper, lower = halves(acc, SHAPE)
+    upper, lower = halves(acc, GATED)
     is_upper = unit % 2 == 0
     line = gl.arange(0, OWNED, gl.SliceLayout(1, layout))[:, None]
     row = gl.arange(0, SHAPE.rows, gl.SliceLayout(0, layout))[None, :]
@@ -186,10 +186,10 @@ def _exchanged(acc, unit, given, SHAPE: gl.constexpr):
 
 
 @gluon.jit
-def halves(acc, SHAPE: gl.constexpr):
-    """The upper and the lower 32 lines of 64."""
-    both = gl.permute(gl.reshape(acc, [2, 32, SHAPE.rows]), (1, 2, 0))
-    return gl.split(gl.convert_layout(both, GATED))
+def halves(x, LAYOUT: gl.constexpr):
+    """The upper and the lower half of lines [lines, rows]. LAYOUT: of lines by rows by half."""
+    both = gl.permute(gl.reshape(x, [2, x.shape[0] // 2, x.shape[1]]), (1, 2, 0))
+    return gl.split(gl.convert_layout(both, LAYOUT))
 
 
 @gluon.jit
@@ -229,7 +229,7 @@ def _gate(done, ring, factor, inner, rows, LINK: gl.constexpr, SHAPE: gl.constex
 def _write_gated(acc, factor, inner, first, rows, LINK: gl.constexpr, SHAPE: gl.constexpr):
     """Write what a panel of 32 gates makes of the 32 numbers that they gate."""
     layout: gl.constexpr = gl.SliceLayout(2, GATED)
-    gate, up = halves(acc, SHAPE)
+    gate, up = halves(acc, GATED)
     # rounded as products that are written before their gate is taken
     gate = (gate * factor).to(gl.bfloat16).to(gl.float32)
     up = (up * factor).to(gl.bfloat16).to(gl.float32)

@@ -1,0 +1,37 @@
+"""How programs are launched for a product that they have equal shares of."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peagle.ops.triton.fences import fence
+from peagle.ops.triton.hopper_product.shape import Shape
+from peagle.ops.triton.launch import counters
+from peagle.ops.triton.product_call import ProductCall
+
+REGISTERS = 128
+"""Registers of a thread, at least at the start."""
+
+
+def launched(kernel: Any, call: ProductCall, shape: Shape, tiles: int, *inputs: Any) -> Tensor:
+    """Fill a call's results, of which the first is returned. inputs: rows, and the weight."""
+    results = call.results(tiles, 1, 0)._replace(
+        partial=torch.empty(shape.programs * shape.left, device=call.x.device),
+        arrivals=counters(call.x.device, tiles * shape.groups),
+    )
+    # the kernel announces after its wait
+    fence()
+    kernel[(shape.programs,)](
+        *inputs,
+        call.squares,
+        call.bias,
+        results,
+        len(call.x),
+        call.sizes,
+        P=shape,
+        num_warps=shape.warps,
+        maxnreg=REGISTERS,
+        launch_pdl=True,
+    )
+    return call.out
