@@ -22,6 +22,7 @@ from peagle.regenerate.endpoint import Endpoint, open_endpoint, seconds_to_wait
 from peagle.regenerate.engine import EngineAnswerer
 from peagle.server.app import create_app
 from peagle.server.settings import ServerSettings
+from peagle.train.samples import Chat
 
 PARAMS = SamplingParams(max_tokens=9, seed=4)
 TOOLS = [{"type": "function", "function": {"name": "look"}}]
@@ -47,9 +48,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def ask(url: str, params: SamplingParams = PARAMS, **more: Any) -> Regeneration:
     async def run() -> Regeneration:
-        async with open_endpoint(url, "m", 4, more.get("variables")) as endpoint:
-            own = more.get("own", {})
-            return await endpoint.chat([user("a")], more.get("tools"), params, own)
+        async with open_endpoint(url, "m", 4) as endpoint:
+            return await endpoint.chat(Chat("a:1", (user("a"),), **more), params)
 
     return asyncio.run(run())
 
@@ -65,10 +65,8 @@ def complete(url: str) -> Regeneration:
 def test_variables_of_the_template_go_along(stub: Stub):
     ask(stub.url, variables={"enable_thinking": False})
     assert stub.requests[0][2]["chat_template_kwargs"] == {"enable_thinking": False}
-    ask(stub.url, variables={"enable_thinking": False}, own={"enable_thinking": True, "lang": "x"})
-    assert stub.requests[1][2]["chat_template_kwargs"] == {"enable_thinking": False, "lang": "x"}
     ask(stub.url)
-    assert "chat_template_kwargs" not in stub.requests[2][2]
+    assert "chat_template_kwargs" not in stub.requests[1][2]
 
 
 def test_what_is_asked_and_answered(stub: Stub, monkeypatch: pytest.MonkeyPatch):
@@ -127,7 +125,7 @@ def test_a_server_that_knows_no_ids_is_asked_without(stub: Stub):
 
     async def several() -> list[Regeneration]:
         async with open_endpoint(stub.url, "m", 4) as endpoint:
-            asked = (endpoint.chat([user("a")], None, PARAMS, {}) for _ in range(8))
+            asked = (endpoint.chat(Chat("a:1", (user("a"),)), PARAMS) for _ in range(8))
             return await asyncio.gather(*asked)
 
     assert asyncio.run(several()) == [Regeneration(assistant("fine"), 4)] * 8
@@ -275,11 +273,12 @@ def url(llm: AsyncLLM) -> Iterator[str]:
 
 
 def test_answers_are_the_engines(llm: AsyncLLM, url: str):
-    messages, how = [user("def f(x):")], SamplingParams(max_tokens=12, seed=1, temperature=0.9)
+    chat = Chat("a:1", (user("def f(x):"),))
+    how = SamplingParams(max_tokens=12, seed=1, temperature=0.9)
 
     async def run(answerer: Endpoint | EngineAnswerer) -> list[Regeneration]:
         return [
-            await answerer.chat(messages, None, how, {}),
+            await answerer.chat(chat, how),
             await answerer.complete("import os\n", PARAMS),
         ]
 
@@ -311,13 +310,13 @@ def test_an_answer_that_fails_is_said_by_both(llm: AsyncLLM, url: str):
 
 
 def test_a_full_context_is_said_by_both(llm: AsyncLLM, url: str):
-    messages = [user("word " * 200)]
+    chat = Chat("a:1", (user("word " * 200),))
     with pytest.raises(NoAnswerError, match="maximum context length is 64 tokens"):
-        asyncio.run(EngineAnswerer(llm).chat(messages, None, PARAMS, {}))
+        asyncio.run(EngineAnswerer(llm).chat(chat, PARAMS))
 
     async def by_endpoint() -> None:
         async with open_endpoint(url, "m", 4) as endpoint:
-            await endpoint.chat(messages, None, PARAMS, {})
+            await endpoint.chat(chat, PARAMS)
 
     with pytest.raises(NoAnswerError, match="maximum context length is 64 tokens"):
         asyncio.run(by_endpoint())
@@ -326,6 +325,7 @@ def test_a_full_context_is_said_by_both(llm: AsyncLLM, url: str):
 def test_a_text_too_long_for_any_context_is_one_without_an_answer(llm: AsyncLLM):
     """It is refused before it is encoded; the others are answered all the same."""
     answerer, text = EngineAnswerer(llm), "word " * 100_000
-    for asked in (answerer.complete(text, PARAMS), answerer.chat([user(text)], None, PARAMS, {})):
+    chat = Chat("a:1", (user(text),))
+    for asked in (answerer.complete(text, PARAMS), answerer.chat(chat, PARAMS)):
         with pytest.raises(NoAnswerError, match="at least"):
             asyncio.run(asked)

@@ -34,9 +34,9 @@ def test_lines_are_there_as_soon_as_they_are_written(tmp_path: Path):
         **line("f1"),
         "chat_template_kwargs": {"think": False},
     }
-    shown.write("f2", "a:1", {"chat_template_kwargs": {"think": True, "lang": "x"}})
-    last = json.loads(path.read_text("utf-8").splitlines()[2])
-    assert last["chat_template_kwargs"] == {"think": False, "lang": "x"}
+    merged = {"chat_template_kwargs": {"think": False, "lang": "x"}}
+    shown.write("f2", "a:1", merged)
+    assert json.loads(path.read_text("utf-8").splitlines()[2]) == {**line("f2"), **merged}
 
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdout"])

@@ -45,15 +45,10 @@ class Counting:
         self.seeds: list[int | None] = []
         self.variables: list[Mapping[str, Any]] = []
 
-    async def chat(
-        self,
-        messages: Sequence[Message],
-        tools: Any,
-        params: SamplingParams,
-        variables: Mapping[str, Any],
-    ) -> Regeneration:
-        self.variables.append(variables)
-        return await self._answer(f"{len(messages)}: {messages[-1]['content']}", messages, params)
+    async def chat(self, asked: Chat, params: SamplingParams) -> Regeneration:
+        self.variables.append(asked.variables)
+        told = f"{len(asked.messages)}: {asked.messages[-1]['content']}"
+        return await self._answer(told, asked.messages, params)
 
     async def complete(self, prompt: str, params: SamplingParams) -> Regeneration:
         return await self._answer(f"after {prompt}", prompt, params)
@@ -109,6 +104,20 @@ def test_a_conversation_keeps_its_own_variables_of_the_template(tmp_path: Path):
     assert answerer.variables == [{}, own]
     assert [line.get("chat_template_kwargs") for line in lines] == [None, own]
     assert not any(asked.endswith("-2") for asked in by_digest(chats))
+
+
+def test_given_variables_come_before_a_conversations_own(tmp_path: Path):
+    """The name of what it asks stays as it is, so that a file goes on."""
+    own = {"enable_thinking": True, "lang": "x"}
+    line = {"messages": [user("x")], "chat_template_kwargs": own}
+    file = tmp_path / "a.jsonl"
+    file.write_text("\n".join(map(json.dumps, (line, {"prompt": "x"}))))
+    plain = read_conversations([str(file)])
+    found = read_conversations([str(file)], variables={"enable_thinking": False})
+    assert [*found] == [*plain]
+    (chat, prompt), (own_chat, own_prompt) = found.values(), plain.values()
+    assert chat == replace(own_chat, variables={"enable_thinking": False, "lang": "x"})
+    assert prompt == own_prompt
 
 
 def test_variables_that_no_template_has_are_refused(tmp_path: Path):

@@ -119,7 +119,7 @@ def regenerate(
     place, given = _target_and_sources(words, target_flag, work)
     speculation = choose_speculation(place, drafting) if place else None
     if work.self_prompted is None:
-        conversations = read_conversations(given, work.limit)
+        conversations = read_conversations(given, work.limit, variables)
     use_threads(threads)
     by = _answered_by(work.model or str(Path(place)), params, variables, work.keep_cut)
     with ExitStack() as opened:
@@ -134,7 +134,8 @@ def regenerate(
         if work.self_prompted is not None:
             path = work.output.with_suffix(".questions.jsonl")
             _write_questions(path, place, work.self_prompted, engine, params.seed or 0, variables)
-            conversations = read_conversations([str(path)], work.limit or work.self_prompted)
+            most = work.limit or work.self_prompted
+            conversations = read_conversations([str(path)], most, variables)
         waiting = {asked: one for asked, one in conversations.items() if asked not in file.done}
         tally = Tally(len(conversations) - len(waiting), len(file.done - conversations.keys()))
 
@@ -146,7 +147,7 @@ def regenerate(
             if work.endpoint is not None:
                 _ask_endpoint(run, work)
             elif waiting:
-                _ask_engine(run, engine(), config, variables)
+                _ask_engine(run, engine(), config)
         except KeyboardInterrupt:
             told = f"{work.output} has {tally.before + tally.finished} of {len(conversations)}"
             typer.echo(f"{told}; the same command continues", err=True)
@@ -247,15 +248,13 @@ def _shown(variables: Mapping[str, Any]) -> str:
     return f", {json.dumps(variables, sort_keys=True)}" if variables else ""
 
 
-def _ask_engine(
-    run: "Run", llm: "AsyncLLM", config: EngineConfig, variables: Mapping[str, Any]
-) -> None:
+def _ask_engine(run: "Run", llm: "AsyncLLM", config: EngineConfig) -> None:
     """Have as many in flight as asked, or a few more than the engine runs."""
     from peagle.regenerate.engine import EngineAnswerer
 
     seqs = llm.llm.engine.max_num_seqs
     in_flight = config.max_num_seqs or seqs + -(-seqs // 8)  # so that the engine is never idle
-    asyncio.run(run(EngineAnswerer(llm, variables), in_flight))
+    asyncio.run(run(EngineAnswerer(llm), in_flight))
 
 
 def _write_questions(
@@ -287,7 +286,7 @@ def _ask_endpoint(run: "Run", work: Answering) -> None:
     async def ask() -> None:
         url, model = str(work.endpoint), str(work.model)
         connections = work.concurrency or ENDPOINT_CONCURRENCY
-        async with open_endpoint(url, model, connections, work.variables) as answerer:
+        async with open_endpoint(url, model, connections) as answerer:
             await run(answerer, connections)
 
     asyncio.run(ask())

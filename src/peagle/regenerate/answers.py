@@ -1,11 +1,10 @@
 """Answers, and what gives them: our engine, or a server."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from peagle.config import SamplingParams
-from peagle.train.samples import Message, Tools
+from peagle.train.samples import Chat, Message
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,8 @@ class Answerer(Protocol):
     Both methods raise `NoAnswerError`, and `InputError` when the target cannot be asked at all.
     """
 
-    async def chat(
-        self,
-        messages: Sequence[Message],
-        tools: Tools | None,
-        params: SamplingParams,
-        variables: Mapping[str, Any],
-    ) -> Regeneration:
-        """The assistant's next turn. variables: the conversation's own, of the chat template."""
+    async def chat(self, asked: Chat, params: SamplingParams) -> Regeneration:
+        """The assistant's next turn of a conversation."""
 
     async def complete(self, prompt: str, params: SamplingParams) -> Regeneration:
         """What follows a text, without a chat template."""

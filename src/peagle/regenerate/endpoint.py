@@ -1,7 +1,7 @@
 """Answers by any server with OpenAI's API."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from peagle.configuration import parsed
 from peagle.errors import InputError
 from peagle.regenerate.answers import NoAnswerError, Regeneration
 from peagle.server_url import authorized, server_url
-from peagle.train.samples import Message, Tools
+from peagle.train.samples import Chat, Message
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Seconds before each retry, if the server does not say how long to wait."""
@@ -30,13 +30,8 @@ THOUGHTS = ("reasoning_content", "reasoning")
 
 
 @asynccontextmanager
-async def open_endpoint(
-    url: str, model: str, connections: int, variables: Mapping[str, Any] | None = None
-) -> AsyncIterator["Endpoint"]:
-    """A server's API below `url`, such as http://host:8000/v1. Raises `InputError`.
-
-    variables: of the chat template, for servers that take them, such as ours and vLLM.
-    """
+async def open_endpoint(url: str, model: str, connections: int) -> AsyncIterator["Endpoint"]:
+    """A server's API below `url`, such as http://host:8000/v1. Raises `InputError`."""
     server_url(url, "endpoint {} is not a URL; give one such as http://localhost:8000/v1")
     client = httpx2.AsyncClient(
         headers=authorized(),
@@ -44,34 +39,25 @@ async def open_endpoint(
         limits=httpx2.Limits(max_connections=connections),
     )
     async with client:
-        yield Endpoint(client, url.rstrip("/"), model, variables or {})
+        yield Endpoint(client, url.rstrip("/"), model)
 
 
 class Endpoint:
     """Answers by one model of a server; requests are retried while it is busy or down."""
 
-    def __init__(
-        self, client: httpx2.AsyncClient, url: str, model: str, variables: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, client: httpx2.AsyncClient, url: str, model: str) -> None:
         self._client, self._url, self._model = client, url, model
         self._reached = False
         """Whether it has ever answered: one that never has is not waited for."""
         self._more: dict[str, Any] = {"return_token_ids": True}
         """What vLLM and peagle take; dropped for a server that refuses it."""
-        self._variables = variables
 
-    async def chat(
-        self,
-        messages: Sequence[Message],
-        tools: Tools | None,
-        params: SamplingParams,
-        variables: Mapping[str, Any],
-    ) -> Regeneration:
-        """The assistant's next turn."""
-        more = {"tools": tools, "chat_template_kwargs": {**variables, **self._variables}}
+    async def chat(self, asked: Chat, params: SamplingParams) -> Regeneration:
+        """The assistant's next turn; servers such as ours and vLLM take a template's variables."""
+        more = {"tools": asked.tools, "chat_template_kwargs": asked.variables}
         shown = {name: value for name, value in more.items() if value}
-        asked = {"messages": list(messages), **shown}
-        choice, tokens = await self._ask("chat/completions", asked, params)
+        body = {"messages": asked.messages, **shown}
+        choice, tokens = await self._ask("chat/completions", body, params)
         said = choice.get("message")
         if not isinstance(said, dict):
             raise self._unlike_openai()

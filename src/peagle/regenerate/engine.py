@@ -1,6 +1,6 @@
 """Answers by our own engine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from peagle.async_llm import AsyncLLM
@@ -11,33 +11,23 @@ from peagle.encoder import Prompt
 from peagle.errors import ContextLengthError, InputError
 from peagle.live_request import ChatTurn
 from peagle.regenerate.answers import NoAnswerError, Regeneration
-from peagle.train.samples import Message, Tools
+from peagle.train.samples import Chat, Message
 
 
 class EngineAnswerer:
-    """Answers by a target loaded in this process, with or without a drafter.
+    """Answers by a target loaded in this process, with or without a drafter."""
 
-    variables: the chat template's, which come before a conversation's own.
-    """
-
-    def __init__(self, llm: AsyncLLM, variables: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, llm: AsyncLLM) -> None:
         self._async = llm
-        self._llm = llm.llm
-        self._variables = variables or {}
 
-    async def chat(
-        self,
-        messages: Sequence[Message],
-        tools: Tools | None,
-        params: SamplingParams,
-        variables: Mapping[str, Any],
-    ) -> Regeneration:
+    async def chat(self, asked: Chat, params: SamplingParams) -> Regeneration:
         """The assistant's next turn, read by the target's dialect."""
+        tools = asked.tools or ()
         try:
-            prompt = self._llm.render(messages, tools or (), **{**variables, **self._variables})
+            prompt = self._async.llm.render(asked.messages, tools, **asked.variables)
         except InputError as error:
             raise NoAnswerError(str(error)) from None
-        return await self._answer(prompt, params, ChatTurn(tool_use(tools or ())))
+        return await self._answer(prompt, params, ChatTurn(tool_use(tools)))
 
     async def complete(self, prompt: str, params: SamplingParams) -> Regeneration:
         """What follows a text, without a chat template."""

@@ -58,7 +58,7 @@ class Output:
         if path.suffix == ".gz" or str(path) in ("-", "/dev/stdout", "/dev/stderr"):
             raise InputError(f"{path}: answers go to a plain file, from which a run goes on")
         self._path, self._by, self._with_ids = path, by, with_ids
-        self._variables = variables or {}
+        self._shown = {VARIABLES: variables} if variables else {}
         lines = read_lines(path, BEGINNING)
         self.done = {self._question(found, place) for place, found in lines}
         """Digests of the questions of the conversations in the file."""
@@ -66,10 +66,8 @@ class Output:
     def write(self, asked: str, source: str, record: dict[str, Any]) -> None:
         """Add a conversation, with all variables of its template. Raises `InputError` when it
         cannot be written."""
-        variables = {**record.get(VARIABLES, {}), **self._variables}
-        shown = {VARIABLES: variables} if variables else {}
         told = {"source": source, "asked": asked, "by": self._by}
-        append(self._path, {**told, **record, **shown})
+        append(self._path, {**told, **self._shown, **record})
         self.done.add(asked)
 
     def _question(self, found: Any, place: str) -> str:

@@ -6,7 +6,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from peagle.config import SamplingParams
@@ -36,10 +36,13 @@ class Extent:
     """Whether it ends early because a limit cut an answer short."""
 
 
-def read_conversations(sources: Sequence[str], limit: int | None = None) -> dict[str, Conversation]:
+def read_conversations(
+    sources: Sequence[str], limit: int | None = None, variables: Mapping[str, Any] = {}
+) -> dict[str, Conversation]:
     """The first `limit` conversations and prompts of some sources, as `by_digest` gives them.
 
-    Raises `InputError` naming a line that has nothing to answer.
+    variables: of the chat template, which come before a conversation's own. Raises `InputError`
+    naming a line that has nothing to answer.
     """
     if limit is not None and limit < 1:
         raise InputError(f"a limit of {limit} conversations leaves nothing to answer")
@@ -47,7 +50,8 @@ def read_conversations(sources: Sequence[str], limit: int | None = None) -> dict
     found = {sample.place: _asking(sample) for sample in samples}
     if not found:
         raise InputError(f"{', '.join(sources)}: no conversation found")
-    return by_digest(found.values())
+    asked = by_digest(found.values())
+    return {name: _with_variables(one, variables) for name, one in asked.items()}
 
 
 def by_digest(conversations: Iterable[Conversation]) -> dict[str, Conversation]:
@@ -133,6 +137,12 @@ def _asking(sample: Sample) -> Conversation:
     raise InputError(f"{sample.place}: needs messages, conversations or a prompt to answer")
 
 
+def _with_variables(conversation: Conversation, variables: Mapping[str, Any]) -> Conversation:
+    if isinstance(conversation, Continuation):
+        return conversation
+    return replace(conversation, variables={**conversation.variables, **variables})
+
+
 def _question(conversation: Conversation) -> Any:
     """What determines the answers, apart from model and sampling."""
     if isinstance(conversation, Continuation):
@@ -179,7 +189,8 @@ async def _converse(
             said.append(message)
             continue
         try:
-            answer = await answerer.chat(said, chat.tools, seeded(params, turn), chat.variables)
+            so_far = replace(chat, messages=tuple(said), token_ids=())
+            answer = await answerer.chat(so_far, seeded(params, turn))
         except NoAnswerError as error:
             problem = f"{chat.place}: {error}"
             break
