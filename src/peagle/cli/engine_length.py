@@ -21,15 +21,17 @@ PROMPTS, TOKENS = 32, 128
 """Most held-out prompts, and most tokens of each answer."""
 SECONDS = 600.0
 """Longest wait for a server's answer."""
+Prompts = Sequence[tuple[int, ...]]
+"""Token ids of conversations before their first answers."""
 
 
-def held_out_prompts(validation: PackedRows) -> list[tuple[int, ...]]:
+def held_out_prompts(validation: PackedRows) -> Prompts:
     """The first held-out conversations' prompts: what comes before the first response."""
     documents = (document for row in validation.documents for document in row)
     return list(islice((document.prompt for document in documents if document.prompt), PROMPTS))
 
 
-def measure_engine(recipe: Recipe, prompts: Sequence[tuple[int, ...]]) -> float:
+def measure_engine(recipe: Recipe, prompts: Prompts) -> float:
     """Answer prompts with the target and the drafter in the recipe's output, at K_train.
 
     Raises `InputError` if the engine cannot. The trainer must be freed before: there is no room
@@ -51,7 +53,7 @@ def measure_engine(recipe: Recipe, prompts: Sequence[tuple[int, ...]]) -> float:
     return DraftTotals.pooled([each.speculation for each in done]).acceptance_length
 
 
-def measure_server(url: str, prompts: Sequence[tuple[int, ...]]) -> float:
+def measure_server(url: str, prompts: Prompts) -> float:
     """The same by the counters of a running vLLM, which serves the target with the drafter.
 
     Raises `InputError` for a server that does not answer, or that counts no drafts.

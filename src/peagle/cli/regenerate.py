@@ -121,7 +121,7 @@ def regenerate(
     if work.self_prompted is None:
         conversations = read_conversations(given, work.limit, variables)
     use_threads(threads)
-    by = _answered_by(work.model or str(Path(place)), params, variables, work.keep_cut)
+    by = _answered_by(work.model or str(Path(place)), params, work)
     with ExitStack() as opened:
         if os.access(work.output.parent, os.W_OK):
             opened.enter_context(output_lock(work.output))
@@ -132,8 +132,7 @@ def regenerate(
             return opened.enter_context(closing(open_async_llm(place, speculation, config)))
 
         if work.self_prompted is not None:
-            path = work.output.with_suffix(".questions.jsonl")
-            _write_questions(path, place, work.self_prompted, engine, params.seed or 0, variables)
+            path = _write_questions(work, work.self_prompted, place, engine, params.seed or 0)
             most = work.limit or work.self_prompted
             conversations = read_conversations([str(path)], most, variables)
         waiting = {asked: one for asked, one in conversations.items() if asked not in file.done}
@@ -235,13 +234,11 @@ def _target_and_sources(
     return target or "", words
 
 
-def _answered_by(
-    name: str, params: SamplingParams, variables: Mapping[str, Any], keep_cut: bool
-) -> str:
+def _answered_by(name: str, params: SamplingParams, work: Answering) -> str:
     """What distinguishes a run's answers; a finished answer is the same for any --max-tokens."""
     sampled = f"temperature {params.temperature}, seed {params.seed}"
-    cut = f", cut at {params.max_tokens} tokens" if keep_cut else ""
-    return f"{name}, {sampled if params.temperature else 'greedy'}{cut}{_shown(variables)}"
+    cut = f", cut at {params.max_tokens} tokens" if work.keep_cut else ""
+    return f"{name}, {sampled if params.temperature else 'greedy'}{cut}{_shown(work.variables)}"
 
 
 def _shown(variables: Mapping[str, Any]) -> str:
@@ -258,25 +255,20 @@ def _ask_engine(run: "Run", llm: "AsyncLLM", config: EngineConfig) -> None:
 
 
 def _write_questions(
-    path: Path,
-    target: str,
-    wanted: int,
-    engine: "Callable[[], AsyncLLM]",
-    seed: int,
-    variables: Mapping[str, Any],
-) -> None:
-    """Have the target write questions, as many as a file lacks of those wanted."""
+    work: Answering, wanted: int, target: str, engine: "Callable[[], AsyncLLM]", seed: int
+) -> Path:
+    """A file of questions; the target writes as many as it lacks of those wanted."""
     from peagle.regenerate.questions import Questioner, QuestionFile, write_questions
 
-    file = QuestionFile(path, f"{Path(target)}, seed {seed}{_shown(variables)}")
-    if file.count >= wanted:
-        return
-    llm = engine()
-    ask = Questioner(llm, seed, variables).ask
-    console = Console(stderr=True)
-    with progress_bar(console, "questions", wanted, file.count, transient=True) as update:
-        told = functools.partial(update, advance=1, description="")
-        asyncio.run(write_questions(ask, file, wanted, llm.llm.engine.max_num_seqs, told))
+    path = work.output.with_suffix(".questions.jsonl")
+    file = QuestionFile(path, f"{Path(target)}, seed {seed}{_shown(work.variables)}")
+    if file.count < wanted:
+        llm, console = engine(), Console(stderr=True)
+        ask = Questioner(llm, seed, work.variables).ask
+        with progress_bar(console, "questions", wanted, file.count, transient=True) as update:
+            told = functools.partial(update, advance=1, description="")
+            asyncio.run(write_questions(ask, file, wanted, llm.llm.engine.max_num_seqs, told))
+    return path
 
 
 def _ask_endpoint(run: "Run", work: Answering) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peagle.cli.groups import Flags
-from peagle.cli.training_log import Entry, Tracker, scalars
+from peagle.cli.training_log import Entry, Tracker, TrainingLog, log_directory, scalars
 from peagle.errors import InputError, lacking
 
 if TYPE_CHECKING:
@@ -34,16 +34,16 @@ class Tracking(Flags):
             need("wandb", "--wandb", ours=False)
 
     @contextmanager
-    def open(self, directory: Path, recipe: "Recipe", step: int) -> Iterator[list[Tracker]]:
-        """The trackers of a run that starts after `step`."""
+    def open(self, recipe: "Recipe", step: int) -> Iterator[TrainingLog]:
+        """The log of a run that starts after `step`, which the trackers receive as well."""
+        directory, trackers = log_directory(recipe), []
         with ExitStack() as stack:
-            trackers = []
             if self.tensorboard:
                 trackers.append(stack.enter_context(_tensorboard(directory, step)))
             if self.wandb is not None:
                 run = _wandb(self.wandb, directory, recipe, step)
                 trackers.append(stack.enter_context(run))
-            yield trackers
+            yield TrainingLog(recipe, step, trackers)
 
 
 def need(module: str, what: str, ours: bool = True) -> None:

@@ -23,10 +23,11 @@ from peagle.cli.interrupts import INTERRUPTED
 from peagle.cli.options import use_threads
 from peagle.cli.progress import progress_bar
 from peagle.cli.trackers import Tracking, need
-from peagle.cli.training_log import TrainingLog, log_directory
+from peagle.cli.training_log import TrainingLog
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
+    from peagle.cli.engine_length import Prompts
     from peagle.train.estimate import Estimate
     from peagle.train.recipe import Recipe
     from peagle.train.snapshot import Progress
@@ -116,10 +117,8 @@ def _measure(recipe: "Recipe", tracking: Tracking, url: str | None) -> None:
 
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     prompts = held_out_prompts(Preflight.of(recipe, dry_run=True).validation)
-    directory = log_directory(recipe)
-    with tracking.open(directory, recipe, recipe.steps) as trackers:
-        log = TrainingLog(directory, recipe, recipe.steps, trackers)
-        if not _check_estimate(recipe, None, prompts, log, console, url):
+    with tracking.open(recipe, recipe.steps) as log:
+        if not _check_estimate(None, prompts, log, console, url):
             raise typer.Exit(1)
 
 
@@ -139,9 +138,7 @@ def _train(recipe: "Recipe", tracking: Tracking, url: str | None) -> None:
     start = _kept_step(recipe) or 0
     if start:
         console.print(f"goes on from the snapshot at step {start}")
-    directory = log_directory(recipe)
-    with tracking.open(directory, recipe, start) as trackers:
-        log = TrainingLog(directory, recipe, start, trackers)
+    with tracking.open(recipe, start) as log:
         ended = _run(trainer, log, console, start)
         if ended is None or ended.step < recipe.steps:
             console.print(_next(_kept_step(recipe)))
@@ -150,7 +147,7 @@ def _train(recipe: "Recipe", tracking: Tracking, url: str | None) -> None:
         console.print(f"{recipe.output}: best estimated AL {length:.3f} at step {step}")
         prompts = held_out_prompts(trainer.validation)
         del trainer  # frees its target to make room for the engine's
-        _check_estimate(recipe, length, prompts, log, console, url)
+        _check_estimate(length, prompts, log, console, url)
 
 
 def _run(trainer: "Trainer", log: TrainingLog, console: Console, start: int) -> "Progress | None":
@@ -168,12 +165,7 @@ def _run(trainer: "Trainer", log: TrainingLog, console: Console, start: int) -> 
 
 
 def _check_estimate(
-    recipe: "Recipe",
-    estimated: float | None,
-    prompts: "list[tuple[int, ...]]",
-    log: TrainingLog,
-    console: Console,
-    url: str | None,
+    estimated: float | None, prompts: "Prompts", log: TrainingLog, console: Console, url: str | None
 ) -> bool:
     """Show and log the AL of the best drafter in the engine, or at a server, or why there is none;
     then judge it. Of a target that the engine does not run, its estimate is judged, if any.
@@ -185,7 +177,7 @@ def _check_estimate(
     from peagle.drafters.diagnosis import foreign_facts
     from peagle.models.weights import model_directory
 
-    foreign = foreign_facts(model_directory(recipe.target))
+    recipe, foreign = log.recipe, foreign_facts(model_directory(log.recipe.target))
     by = "the server's" if url else "the engine's"
     try:
         if foreign and url is None:

@@ -37,11 +37,10 @@ def log_directory(recipe: "Recipe") -> Path:
 class TrainingLog:
     """Writes what is reported; on resume, after the entries up to the step it continues from."""
 
-    def __init__(
-        self, directory: Path, recipe: "Recipe", step: int, trackers: Sequence[Tracker] = ()
-    ) -> None:
-        self._recipe, self._trackers = recipe, trackers
-        self._directory, self._metrics = directory, directory / METRICS
+    def __init__(self, recipe: "Recipe", step: int, trackers: Sequence[Tracker] = ()) -> None:
+        self.recipe, self._trackers = recipe, trackers
+        self._directory = log_directory(recipe)
+        self._metrics = self._directory / METRICS
         self._entries = [entry for entry in _read(self._metrics) if entry["step"] <= step]
         self._before = self._entries[-1]["seconds"] if self._entries else 0.0
         self._start, self._begun = time.perf_counter(), False
@@ -58,7 +57,7 @@ class TrainingLog:
             self._entries.append(entry)
             self._write(entry)
             if report.estimate is not None:
-                draw_curves(self._entries, self._recipe.loss, self._directory / CURVES)
+                draw_curves(self._entries, self.recipe.loss, self._directory / CURVES)
 
     def add_engine(self, step: int, length: float) -> None:
         """Write the engine's acceptance length of the best drafter, at the end; raises as `add`."""
@@ -78,14 +77,14 @@ class TrainingLog:
         """Replace an earlier run's files, only once this run has something to write."""
         self._begun = True
         _replace(self._metrics, "".join(map(_line, self._entries)))
-        text = yaml.safe_dump(self._recipe.model_dump(mode="json"), sort_keys=False)
+        text = yaml.safe_dump(self.recipe.model_dump(mode="json"), sort_keys=False)
         _replace(self._directory / RECIPE, text)
 
     def _entry(self, report: "Telemetry") -> Entry:
         from peagle.train.estimate import Estimate
         from peagle.train.trainer import rate
 
-        recipe, figures = self._recipe, [figure.name for figure in fields(Estimate)]
+        recipe, figures = self.recipe, [figure.name for figure in fields(Estimate)]
         return {
             "step": report.step,
             "loss": report.loss,
