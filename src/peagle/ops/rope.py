@@ -1,7 +1,7 @@
 """Rotary position embedding and its scalings."""
 
-import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -62,7 +62,7 @@ def rope_table(config: RopeConfig, head_dim: int, length: int) -> Tensor:
     width: lanes of a head that turn. The sine's first half is negated, so that rotation needs no
     negation of its own.
     """
-    frequencies, scale = _frequencies(config, config.width(head_dim), length)
+    frequencies, scale = _frequencies(config, head_dim, length)
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device="cpu"), frequencies)
     cosine, sine = angles.cos() * scale, angles.sin() * scale
     return torch.stack((torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)), dim=1)
@@ -97,72 +97,24 @@ def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def _frequencies(config: RopeConfig, head_dim: int, length: int) -> tuple[Tensor, float]:
-    """Angle per position of each pair of dimensions [head_dim / 2]; a factor on cos and sin.
+    """Angle per position of each pair of lanes that turn; a factor on cos and sin.
 
-    length: of the longest context.
+    length: of the longest context. Scalings are those of transformers, which read a model's config
+    and are imported only where there is one.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
-    plain = 1.0 / config.theta**exponents
-    if config.kind == "linear":
-        return plain / config.factor, 1.0
-    if config.kind == "llama3":
-        return _llama3(config, plain), 1.0
-    if config.kind == "yarn":
-        return _yarn(config, plain, head_dim)
-    if config.kind == "longrope":
-        return _longrope(config, plain, length)
-    if config.kind == "proportional":
-        return _proportional(config, plain, head_dim), 1.0
-    return torch.zeros_like(plain) if config.kind == "none" else plain, 1.0
+    with torch.device("cpu"):
+        if config.kind in ("default", "none"):
+            width = config.width(head_dim)
+            plain = 1.0 / config.theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+            return torch.zeros_like(plain) if config.kind == "none" else plain, 1.0
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-
-def _llama3(config: RopeConfig, plain: Tensor) -> Tensor:
-    """Llama 3.1's rule: long waves are stretched, short ones kept, those between blended."""
-    wavelength = 2 * math.pi / plain
-    low = config.original_max_position / config.low_freq_factor
-    high = config.original_max_position / config.high_freq_factor
-    smooth = config.original_max_position / wavelength - config.low_freq_factor
-    smooth = smooth / (config.high_freq_factor - config.low_freq_factor)
-    blended = (1 - smooth) * plain / config.factor + smooth * plain
-    stretched = torch.where(wavelength > low, plain / config.factor, plain)
-    return torch.where((wavelength <= low) & (wavelength >= high), blended, stretched)
-
-
-def _yarn(config: RopeConfig, plain: Tensor, head_dim: int) -> tuple[Tensor, float]:
-    """YaRN (arXiv 2309.00071): a ramp between kept and stretched frequencies, and a temperature."""
-
-    def dimension(rotations: float) -> float:
-        turns = config.original_max_position / (rotations * 2 * math.pi)
-        return head_dim * math.log(turns) / (2 * math.log(config.theta))
-
-    low, high = dimension(config.beta_fast), dimension(config.beta_slow)
-    if config.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    ramp = torch.arange(head_dim // 2, dtype=torch.float32, device="cpu") - low
-    ramp /= (high - low) or 0.001
-    stretched = ramp.clamp(0, 1)
-    frequencies = plain / config.factor * stretched + plain * (1 - stretched)
-    scale = config.attention_factor
-    if scale is None:
-        scale = 0.1 * math.log(config.factor) + 1.0 if config.factor > 1 else 1.0
-    return frequencies, scale
-
-
-def _longrope(config: RopeConfig, plain: Tensor, length: int) -> tuple[Tensor, float]:
-    """LongRoPE (arXiv 2402.13753): each pair has a factor of its own, learned for contexts up to
-    the original's length and for longer ones."""
-    original = config.original_max_position
-    factors = config.long_factor if length > original else config.short_factor
-    scale = config.attention_factor
-    if scale is None:
-        grown = math.log(config.factor) / math.log(original) if config.factor > 1 else 0.0
-        scale = math.sqrt(1 + grown)
-    return plain / torch.tensor(factors, device="cpu"), scale
-
-
-def _proportional(config: RopeConfig, plain: Tensor, head_dim: int) -> Tensor:
-    """Gemma 4's rule: frequencies of the whole head, of which only the first ones are kept."""
-    turning = int(config.partial_rotary_factor * head_dim // 2)
-    kept = torch.arange(head_dim // 2, device="cpu") < turning
-    return torch.where(kept, plain / config.factor, 0.0)
+        first = config.original_max_position
+        named = {"rope_theta": config.theta, "original_max_position_embeddings": first}
+        read = SimpleNamespace(
+            rope_parameters={**asdict(config), **named},
+            hidden_size=head_dim,
+            num_attention_heads=1,
+            standardize_rope_params=lambda: None,
+        )
+        return ROPE_INIT_FUNCTIONS[config.kind](read, torch.device("cpu"), length)
