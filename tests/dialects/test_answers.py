@@ -16,7 +16,7 @@ from peagle.detokenizer import detokenizers
 from peagle.dialects.detection import find_dialect
 from peagle.dialects.events import CallBegin, CallEnd, Event, Message
 from peagle.dialects.gemma4 import Gemma4Calls
-from peagle.dialects.hermes import HermesCalls
+from peagle.dialects.json_calls import HermesCalls
 from peagle.dialects.pythonic import PythonicCalls
 from peagle.dialects.qwen3_coder import Qwen3CoderCalls
 from peagle.dialects.reader import Reader

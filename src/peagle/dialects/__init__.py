@@ -8,9 +8,8 @@
 | `events`, `parser` | what is said of an answer, and what finds it |
 | `markers`, `tools` | the tokens between its parts, and the functions it may call |
 | `section_dialect`, `sections` | thoughts between two markers, then content and calls |
-| `hermes`, `qwen3_coder`, `llama`, `pythonic`, `gemma4` | formats of calls |
-| `held_calls` | what readers of calls have in common |
-| `object_calls`, `json_calls` | calls whose arguments are an object, and such as are JSON |
+| `json_calls`, `qwen3_coder`, `pythonic`, `gemma4` | formats of calls; JSON's are of two families |
+| `held_calls`, `object_calls` | what readers of calls, and of objects in them, have in common |
 | `argument_schema` | tools' schemas: references resolved, types of values |
 | `arguments` | arguments as models write them -> JSON of those types |
 | `value_rules` | rules of arguments that are written without JSON's quotes |

@@ -7,8 +7,7 @@ from peagle.config import ChatConfig
 from peagle.dialects.dialect import Dialect
 from peagle.dialects.gemma4 import Gemma4Calls
 from peagle.dialects.harmony import NEEDED, START, HarmonyDialect
-from peagle.dialects.hermes import HermesCalls
-from peagle.dialects.llama import LlamaCalls
+from peagle.dialects.json_calls import HermesCalls, LlamaCalls
 from peagle.dialects.markers import Markers
 from peagle.dialects.pythonic import PythonicCalls
 from peagle.dialects.qwen3_coder import Qwen3CoderCalls

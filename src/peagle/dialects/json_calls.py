@@ -1,4 +1,8 @@
-"""Tool calls as JSON objects: `{"name": "f", "arguments": {…}}`, or with `parameters`."""
+"""Tool calls as JSON objects: `{"name": "f", "arguments": {…}}`, or with `parameters`.
+
+Hermes and Qwen3 write them between `<tool_call>` and `</tool_call>`; Llama 3.x as an answer that is
+JSON, or as JSON after `<|python_tag|>`.
+"""
 
 import contextlib
 import json
@@ -9,8 +13,10 @@ from typing import Any
 from peagle.dialects.argument_schema import ANYTHING
 from peagle.dialects.arguments import SPACE, ArgumentsWriter, as_arguments
 from peagle.dialects.events import Event, whole_call
+from peagle.dialects.markers import Markers
 from peagle.dialects.object_calls import ObjectCalls
-from peagle.dialects.tools import ToolUse
+from peagle.dialects.sections import CallFormat
+from peagle.dialects.tools import Tool, ToolUse
 
 HEAD = re.compile(
     r'\{\s*(?:"(?:type|id)"\s*:\s*"[^"\\]*"\s*,\s*)*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*'
@@ -116,3 +122,54 @@ def _name(quoted: str) -> str | None:
         return str(json.loads(quoted))
     except ValueError:
         return None
+
+
+class HermesCalls(CallFormat):
+    """`<tool_call>\\n{"name": "f", "arguments": {…}}\\n</tool_call>`, one section for each call."""
+
+    name, begin, end = "hermes", "<tool_call>", "</tool_call>"
+
+    def reader(self, use: ToolUse, marked: bool) -> JSONCalls:
+        """A reader of one section."""
+        return JSONCalls(use)
+
+    def _section(self, either: str, use: ToolUse, markers: Markers, opening: str) -> list[str]:
+        return [f"call: {opening} ({either}) {markers.rule(self.end)}"]
+
+    def _call(self, name: str, tool: Tool, markers: Markers) -> list[str]:
+        head = json.dumps(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
+        return [
+            f'{name}: {head} {name}_arguments "}}\\n"',
+            f"{name}_arguments: %json {json.dumps(tool.schema)}",
+        ]
+
+
+class LlamaCalls(CallFormat):
+    """`{"name": "f", "parameters": {…}}`, several separated by `; `."""
+
+    name, begin = "llama3_json", "<|python_tag|>"
+    bare, separator = "{", '"; "'
+
+    def reader(self, use: ToolUse, marked: bool) -> JSONCalls:
+        """A reader of one section. Without a marker, an object that names no tool is content."""
+        return JSONCalls(use, None if marked else use.names)
+
+    def _section(self, either: str, use: ToolUse, markers: Markers, opening: str) -> list[str]:
+        return [f"call: {either}"]
+
+    def _call(self, name: str, tool: Tool, markers: Markers) -> list[str]:
+        return [f"{name}: %json {json.dumps(_as_schema(tool))}"]
+
+
+def _as_schema(tool: Tool) -> dict[str, Any]:
+    """The schema of a whole call: told as text, it could not be told apart from a form in JSON."""
+    arguments = tool.arguments.closed
+    definitions = {key: arguments.pop(key) for key in ("$defs",) if key in arguments}
+    properties = {"name": {"const": tool.name}, "parameters": arguments}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+        **definitions,
+    }
