@@ -6,5 +6,5 @@ completions.
 | `body` | the request |
 | `conversation` | its blocks as messages: the request as a chat completion's |
 | `blocks` | what a model says as content blocks, and the events of each |
-| `answer`, `route` | the message around them |
+| `route` | the message around them |
 """

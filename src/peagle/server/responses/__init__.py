@@ -6,7 +6,7 @@
 | `tools` | its tools as functions, and their names on both sides |
 | `conversation` | its items as messages: the request as a chat completion's |
 | `items` | what a model says as output items, and the events of each |
-| `answer`, `route` | the response around them |
+| `route` | the response around them |
 
 Nothing is kept between requests: a client sends all items of a conversation each time.
 """
