@@ -15,8 +15,8 @@ import yaml
 from rich.console import Console
 from tiny_pair import save_tokenizer
 
-from peagle.cli.trackers import RUN_ID
 from peagle.cli.train import showing_reports
+from peagle.cli.training_log import RUN_ID
 from peagle.errors import InputError
 from peagle.train.estimate import Estimate
 from peagle.train.prepare import prepare
@@ -244,7 +244,7 @@ class TestLog:
         assert not (recipe.parent / "out.run").exists()
 
     def test_without_matplotlib_nothing_begins(self, peagle, recipe, monkeypatch):
-        monkeypatch.setattr("peagle.cli.trackers.find_spec", lambda _: None)
+        monkeypatch.setattr("peagle.cli.training_log.find_spec", lambda _: None)
         result = peagle("train", recipe)
         assert (result.code, result.err) == (
             2,

@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peagle.cli.compared import Compared
+from peagle.cli.bench_flags import Compared, Reporting, Servers, Synthetic
 from peagle.cli.groups import Flags, Several, fields, flag_name, from_flags
 from peagle.cli.loading import as_chats
 from peagle.cli.measurement import Benchmark, measure_cases
 from peagle.cli.options import Hardware, Target, Threads, use_threads
-from peagle.cli.reporting import Reporting
-from peagle.cli.servers import Servers
-from peagle.cli.synthetic import Synthetic
 from peagle.config import DraftLengthMode, EngineConfig, SamplingParams, Temperature
 from peagle.configuration import PositiveInt
 from peagle.errors import InputError

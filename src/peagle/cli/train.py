@@ -22,8 +22,7 @@ from peagle.cli.groups import Flags
 from peagle.cli.interrupts import INTERRUPTED
 from peagle.cli.options import use_threads
 from peagle.cli.progress import progress_bar
-from peagle.cli.trackers import Tracking, need
-from peagle.cli.training_log import TrainingLog
+from peagle.cli.training_log import Tracking, TrainingLog, need
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
