@@ -7,8 +7,7 @@ import pytest
 from pydantic import ValidationError
 from served import OF_VLLM
 
-from peagle.server.anthropic.body import MessagesBody
-from peagle.server.anthropic.conversation import chat_fields
+from peagle.server.anthropic.body import MessagesBody, chat_fields
 from peagle.server.body_route import validated
 from peagle.server.protocol import ChatBody
 

@@ -3,8 +3,7 @@ completions.
 
 | module | what it holds |
 |---|---|
-| `body` | the request |
-| `conversation` | its blocks as messages: the request as a chat completion's |
+| `body` | the request, and its blocks as messages: the request as a chat completion's |
 | `blocks` | what a model says as content blocks, and the events of each |
 | `route` | the message around them |
 """

@@ -8,8 +8,7 @@ from fastapi import Request, Response
 from peagle.completion import Chunk, Completion
 from peagle.server.answer import usage
 from peagle.server.anthropic.blocks import block
-from peagle.server.anthropic.body import MessagesBody
-from peagle.server.anthropic.conversation import chat_fields
+from peagle.server.anthropic.body import MessagesBody, chat_fields
 from peagle.server.body_route import validated
 from peagle.server.chat import answered, prompt_of
 from peagle.server.delivery import Json, event
