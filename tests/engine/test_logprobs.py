@@ -13,8 +13,7 @@ from peagle.config import EngineConfig, SamplingParams
 from peagle.engine import logprobs
 from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.models import PromptEnds
-from peagle.engine.device.prefill import Prefill
-from peagle.engine.device.prompt_graphs import PromptGraphs
+from peagle.engine.device.prefill import Prefill, PromptGraphs
 from peagle.engine.engine import Engine
 from peagle.engine.logprobs import output_logprobs
 from peagle.engine.request import Request

@@ -6,7 +6,7 @@ import tiny
 from peagle.config import SamplingParams
 from peagle.engine.device import prefill
 from peagle.engine.device.models import DeviceModels
-from peagle.engine.device.prompt_graphs import PromptGraphs
+from peagle.engine.device.prefill import PromptGraphs
 
 HOW = SamplingParams(max_tokens=12)
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from peagle.drafters.fused import FusedDrafter
 from peagle.engine.device import prompt_attention as module
 from peagle.engine.device.models import DeviceModels
-from peagle.engine.device.prefill import Prefill
+from peagle.engine.device.prefill import Prefill, PromptGraphs
 from peagle.engine.device.prompt_attention import filled, prompt_attention, warm_up
-from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import Span, tile_rows

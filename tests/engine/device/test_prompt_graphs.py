@@ -12,7 +12,7 @@ from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.fused import FusedDrafter
 from peagle.engine.capacity import PROMPT_SIZES
 from peagle.engine.device.models import DeviceModels
-from peagle.engine.device.prompt_graphs import MOST_PAIRS, PromptGraphs
+from peagle.engine.device.prefill import MOST_PAIRS, PromptGraphs
 from peagle.engine.engine import Engine
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable

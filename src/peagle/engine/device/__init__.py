@@ -4,5 +4,5 @@
   what is known of each request on either side.
 - `cycle` is the cycle on that state, captured by `graphs`, over `models`: target and drafter with
   their caches.
-- Prompts: `prefill`, with `prompt_graphs` where they are short and `prompt_attention` where not.
+- Prompts: `prefill`, captured where they are short, and with `prompt_attention` where not.
 """

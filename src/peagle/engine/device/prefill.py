@@ -1,25 +1,154 @@
-"""Prompt chunks through target and drafter, outside the captured cycle."""
+"""Prompt chunks through target and drafter, outside the captured cycle.
 
+Passes over short prompts are captured by number of rows: launched one by one, their kernels wait
+for the host. There each chunk is padded to whole tiles of attention, and the pass to the next size,
+with rows of `spare`, a table row that belongs to no request. Padding writes no keys, and nothing
+reads it. As many prompts can end in a pass as it has tiles.
+"""
+
+import bisect
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from peagle.engine.device.models import DeviceModels, PromptEnds, PromptRows
+import torch
+from torch import Tensor
+
+from peagle.engine.capacity import PROMPT_SIZES
+from peagle.engine.device.graphs import captured
+from peagle.engine.device.models import Attention, DeviceModels, PromptEnds, PromptRows
 from peagle.engine.device.prompt_attention import by_torch, prompt_attention, warm_up
-from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logprobs import scored_rows
 from peagle.engine.request_table import RequestTable
-from peagle.engine.spans import Span, neighbours
+from peagle.engine.spans import TILE, Span, neighbours
 from peagle.engine.step import PromptChunk
-from peagle.models.fused import FusedLayers
+from peagle.models.fused import AttendProduct, FusedLayers
+from peagle.ops.cached_attention import PassRows, store_attend
 from peagle.ops.cycle_state import CycleState
+from peagle.ops.delta_net import DeltaRows
 from peagle.ops.moe import RoutedExperts
 from peagle.ops.triton import on_hopper
 from peagle.transfer import upload
 
+MOST_PAIRS = 1 << 20
+"""Most rows times positions that they may see: beyond, attention is faster uncaptured."""
 ROW_MULTIPLE, MULTIPLE_FROM = 128, 1024
 """Above 1,024 rows, passes are padded to a multiple of 128: for each new number of rows cuBLAS
 takes about 5 ms to choose kernels."""
+
+
+class PromptGraph:
+    """The pass of one size, which reads all its inputs from one tensor."""
+
+    def __init__(
+        self, models: DeviceModels, table: RequestTable, spare: int, size: int, followed: bool
+    ) -> None:
+        """followed: whether the drafter sees these rows, where there is one."""
+        self._models, self._table, self._spare, self._size = models, table, spare, size
+        self._followed = followed
+        self._inputs = upload(self._packed_inputs(()), table.slots.device)
+        self._run: Callable[[], PromptEnds] = self._pass
+
+    def capture(self, pool: Any) -> None:
+        """Capture the pass, with memory from a pool that nothing else uses while it runs."""
+        self._run, _ = captured(self._pass, self._inputs.device, pool)
+
+    def run(self, chunks: Sequence[PromptChunk]) -> PromptEnds:
+        """The ends of the chunks that complete; valid until the next graph of the pool runs."""
+        self._inputs.copy_(upload(self._packed_inputs(chunks), self._inputs.device))
+        found = self._run()
+        count = sum(chunk.completes for chunk in chunks)
+        features = None if found.features is None else found.features[:count]
+        return PromptEnds(found.logits[:count], features)
+
+    def _packed_inputs(self, chunks: Sequence[PromptChunk]) -> list[int]:
+        """All inputs of a pass, one behind another, so that a single copy brings them."""
+        # rows    token, next token, position, table row     | 0, 0, 0, spare | ...   for each row
+        # tiles   table row, first position, count           | spare, 0, TILE | ...   for each tile
+        # ends    row at which a prompt ends                 | 0              | ...   as many
+        # spans   table row, first position, first row, rows | spare, 0, 0, 0 | ...   as many
+        padding = (0, 0, 0, self._spare)
+        rows: list[tuple[int, ...]] = []
+        tiles: list[tuple[int, ...]] = []
+        spans: list[tuple[int, ...]] = []
+        ends: list[int] = []
+        for chunk in chunks:
+            owner, places = chunk.row, range(chunk.start, chunk.stop)
+            spans.append((owner, chunk.start, len(rows), chunk.rows))
+            ends += [len(rows) + chunk.rows - 1] * chunk.completes
+            owners = [owner] * chunk.rows
+            rows += zip(chunk.tokens, chunk.following, places, owners, strict=True)
+            # a tile begins with its chunk: the captured pass has tiles at every `TILE` rows
+            rows += [padding] * (-chunk.rows % TILE)
+            tiles += [(owner, place, min(TILE, chunk.stop - place)) for place in places[::TILE]]
+        rows += [padding] * (self._size - len(rows))
+        tiles += [(self._spare, 0, TILE)] * (self._size // TILE - len(tiles))
+        ends += [0] * (self._size // TILE - len(ends))
+        spans += [(self._spare, 0, 0, 0)] * (self._size // TILE - len(spans))
+        flat = itertools.chain.from_iterable
+        return [*flat(rows), *flat(tiles), *ends, *flat(spans)]
+
+    def _pass(self) -> PromptEnds:
+        count = self._size // TILE
+        sizes = (4 * self._size, 3 * count, count, 4 * count)
+        of_rows, of_tiles, ends, of_spans = self._inputs.split(sizes)
+        tokens, following, positions, owners = of_rows.view(-1, 4).t().contiguous()
+        requests, starts, counts = of_tiles.view(-1, 3).t().contiguous()
+        slots, limits = self._table.slots, self._table.limits
+        firsts = torch.arange(0, self._size, TILE, device=slots.device)
+        writes = slots[owners, positions].where(positions < limits[owners], -1)
+        rows = PassRows(slots, limits, requests, starts, firsts, counts, positions, writes, TILE)
+        prompts = PromptRows(tokens, following, ends, self._recurrent(of_spans))
+        return self._models.fill(prompts, _attention(rows), self._followed)
+
+    def _recurrent(self, spans: Tensor) -> DeltaRows | None:
+        """The chunks for layers that are recurrences. spans: as packed, [4 * chunks]."""
+        states = self._models.states
+        if states is None:
+            return None
+        requests, starts, firsts, counts = spans.view(-1, 4).t().contiguous()
+        return DeltaRows(requests, starts, firsts, counts, counts, states.accepted, self._size)
+
+
+class PromptGraphs:
+    """Passes of every size, with the drafter and without; on a CPU without graphs."""
+
+    def __init__(
+        self, models: DeviceModels, table: RequestTable, spare: int, max_batched_tokens: int
+    ) -> None:
+        self._sizes = [size for size in PROMPT_SIZES if size <= max_batched_tokens]
+        ways = [False] if models.network is None else [False, True]
+        self._graphs = {
+            followed: [PromptGraph(models, table, spare, size, followed) for size in self._sizes]
+            for followed in ways
+        }
+
+    def capture(self, pool: Any) -> None:
+        """Capture every size."""
+        for graphs in self._graphs.values():
+            for graph in reversed(graphs):
+                graph.capture(pool)
+
+    def fit(self, chunks: Sequence[PromptChunk], followed: bool) -> PromptGraph | None:
+        """The smallest pass that holds the chunks; None where they are too long together."""
+        rows = sum(chunk.rows + -chunk.rows % TILE for chunk in chunks)
+        pairs = rows * max(chunk.stop for chunk in chunks)
+        place = bisect.bisect_left(self._sizes, rows)
+        if place == len(self._sizes) or pairs > MOST_PAIRS:
+            return None
+        return self._graphs[followed][place]
+
+
+def _attention(rows: PassRows) -> Attention:
+    def over(cache: KVCache) -> AttendProduct:
+        tiles = functools.cache(lambda window: cache.rows_for(window, rows))
+        return lambda layer, qkv, heads: store_attend(
+            qkv, heads, cache.layers[layer], tiles(heads.window)
+        )
+
+    return over
 
 
 class Prefill:

@@ -16,8 +16,7 @@ from peagle.engine.device.cycle import DeviceSide
 from peagle.engine.device.flight import Flight, Timed
 from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.models import DeviceModels
-from peagle.engine.device.prefill import Prefill, in_order
-from peagle.engine.device.prompt_graphs import PromptGraphs
+from peagle.engine.device.prefill import Prefill, PromptGraphs, in_order
 from peagle.engine.device.rows import DeviceRows
 from peagle.engine.drafting import Drafting
 from peagle.engine.logits_processor import Choice, LogitsProcessor
