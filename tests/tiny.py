@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -557,6 +558,11 @@ def kv_cache(table: RequestTable, layers: int, slots: int) -> KVCache:
     cache = KVCache(spec, table, slots, torch.float32)
     cache.tensor.normal_()
     return cache
+
+
+def memory_of(target_cache: KVCache, network_cache: KVCache | None = None) -> Any:
+    """What `DeviceModels` has of a `RequestMemory`, without recurrent layers."""
+    return SimpleNamespace(target_cache=target_cache, network_cache=network_cache, states=None)
 
 
 def on_device(wanted: bool) -> AbstractContextManager[Any]:

@@ -169,7 +169,8 @@ def test_a_prefill_compiles_its_targets_experts_once(
     warmed: list[int] = []
     monkeypatch.setattr(RoutedExperts, "warm_up", lambda self, most: warmed.append(most))
     target, table = targets[family].decoder, table_of(1)
-    cycle = DeviceModels(target, None, (KVCache(target.spec, table, 64, torch.float32), None))
+    memory = tiny.memory_of(KVCache(target.spec, table, 64, torch.float32))
+    cycle = DeviceModels(target, None, memory)
     Prefill(cycle, table, PromptGraphs(cycle, table, 0, 16)).warm_up(40)
     assert warmed == [40]
 
@@ -183,7 +184,7 @@ def test_a_prefill_plans_for_target_and_drafter_where_cudnn_serves(
     table = table_of(1)
     specs = target.spec, drafter.model.config.transformer
     ours, theirs = (KVCache(spec, table, 64, torch.bfloat16) for spec in specs)
-    cycle = DeviceModels(target, drafter, (ours, theirs))
+    cycle = DeviceModels(target, drafter, tiny.memory_of(ours, theirs))
     prefill = Prefill(cycle, table, PromptGraphs(cycle, table, 0, 16))
     prefill.warm_up(40)
     assert not shapes
@@ -203,7 +204,7 @@ def test_nothing_is_planned_for_a_target_of_one_order_of_sums(
     target, table = tiny.load_target(targets["easy"].directory), table_of(1)
     target.make_batch_invariant()
     cache = KVCache(target.spec, table, 64, torch.bfloat16)
-    cycle = DeviceModels(target, None, (cache, None))
+    cycle = DeviceModels(target, None, tiny.memory_of(cache))
     monkeypatch.setattr("peagle.engine.device.prefill.on_hopper", lambda cache: True)
     Prefill(cycle, table, PromptGraphs(cycle, table, 0, 16)).warm_up(40)
     assert not shapes

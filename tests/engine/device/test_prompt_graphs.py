@@ -127,7 +127,7 @@ def caches_after(
     """The target's and the drafter's cache of a prompt that came in chunks with these ends."""
     specs, table = (target.spec, drafter.model.config.transformer), table_of(64)
     caches = tuple(KVCache(spec, table, SLOTS, torch.float32) for spec in specs)
-    cycle = DeviceModels(target, FusedDrafter(drafter.model), caches)
+    cycle = DeviceModels(target, FusedDrafter(drafter.model), tiny.memory_of(*caches))
     graphs = PromptGraphs(cycle, table, spare=1, max_batched_tokens=64)
     tokens = prompt(ends[-1], 3)
     for start, stop in itertools.pairwise([0, *ends]):

@@ -13,7 +13,7 @@ from torch import Tensor
 from peagle.drafters.fused import FusedDrafter
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logprobs import Scores, score
-from peagle.engine.recurrent_states import RecurrentStates
+from peagle.engine.request_memory import RequestMemory
 from peagle.models.decoder import Decoder, Recur
 from peagle.models.fused import AttendProduct, Taps, fused_target
 from peagle.ops import residual
@@ -59,18 +59,13 @@ class DeviceModels:
     """Target, drafter and their caches, run for any rows of the request table."""
 
     def __init__(
-        self,
-        target: Decoder,
-        network: FusedDrafter | None,
-        caches: tuple[KVCache, KVCache | None],
-        states: RecurrentStates | None = None,
+        self, target: Decoder, network: FusedDrafter | None, memory: RequestMemory
     ) -> None:
-        """caches: the target's, and the network's where there is one; states: of the target's
-        recurrent layers."""
+        """memory: holds the caches of both, and the states of the target's recurrent layers."""
         self.target, self.network = target, network
         self.layers = fused_target(target)
-        self.target_cache, self.network_cache = caches
-        self.states = states
+        self.target_cache, self.network_cache = memory.target_cache, memory.network_cache
+        self.states = memory.states
 
     @property
     def caches(self) -> list[KVCache]:

@@ -72,8 +72,7 @@ class DeviceWorker:
         self._memory, self._processor, table = memory, processor, memory.table
         needs, lengths, rows = drafting.needs, drafting.lengths, len(table.limits)
         network = None if needs.network is None else fused_drafter(needs.network)
-        caches = memory.target_cache, memory.network_cache
-        self._models = DeviceModels(target, network, caches, memory.states)
+        self._models = DeviceModels(target, network, memory)
         self.pauses, self._follows = lengths[0] == 0, network is not None
         most_unseen = MOST_UNSEEN if self.pauses and self._follows else 0
         self._rows = DeviceRows(target, drafting, most_unseen, table)
