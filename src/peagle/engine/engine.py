@@ -225,7 +225,7 @@ class Engine:
         seed = self.facts.seed + self._added if params.seed is None else params.seed
         request = Request(
             request_id,
-            list(prompt),
+            prompt,
             params,
             seed & MAX_SEED,
             k,

@@ -2,6 +2,8 @@
 
 import hashlib
 import time
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass
 
 import msgspec
 
@@ -12,6 +14,7 @@ from peagle.engine.constraint import Constraint
 from peagle.engine.step import Begin, Settings, TokenLogprobs
 
 
+@dataclass(eq=False)
 class Request:
     """A prompt, how to sample from it, and how far it has come.
 
@@ -20,31 +23,25 @@ class Request:
     first input. The scheduler alone writes them.
     """
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt: list[int],
-        params: SamplingParams,
-        seed: int,
-        k: int,
-        constraint: Constraint | None = None,
-        from_features: bool = True,
-        may_go_undrafted: bool = False,
-    ) -> None:
-        """from_features: whether its drafts need the target's features of the last position;
-        may_go_undrafted: whether it may go without drafts all its life."""
-        self.id, self._from_features = request_id, from_features
-        self.may_go_undrafted = may_go_undrafted
+    id: str
+    prompt: InitVar[Sequence[int]]
+    params: SamplingParams
+    seed: int
+    k: int
+    constraint: Constraint | None = None
+    from_features: bool = True
+    """Whether its drafts need the target's features of the last position."""
+    may_go_undrafted: bool = False
+    """Whether it may go without drafts all its life."""
+
+    def __post_init__(self, prompt: Sequence[int]) -> None:
+        params = self.params
         self.prompt_length = len(prompt)
         self.longest = len(prompt) + params.max_tokens
         """Tokens at which it ends, if the context holds them."""
         self.tokens = list(prompt)
-        self.params = params
-        self.seed = seed
-        self.k = k
-        self.constraint = constraint
         asked = bool(params.logit_bias) or params.logprobs is not None
-        self._hosted = asked or constraint is not None
+        self._hosted = asked or self.constraint is not None
         """Whether the host takes part in the choice of all its tokens."""
         self.forget_cache()
         self.finish_reason: str | None = None
@@ -112,7 +109,7 @@ class Request:
     @property
     def ready(self) -> bool:
         """Whether drafts can be made after its newest token."""
-        return self.pending > 0 or not self._from_features
+        return self.pending > 0 or not self.from_features
 
     def until_end(
         self, tokens: tuple[int, ...], max_length: int
@@ -186,7 +183,7 @@ class Request:
 
         Only a request without a drafter looks them up: it needs the target's keys alone.
         """
-        if self.speculates or not self._from_features:
+        if self.speculates or not self.from_features:
             return []
         return self._chain(self._cacheable(size), size, 1)
 
