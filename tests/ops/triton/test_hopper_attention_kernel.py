@@ -207,8 +207,8 @@ def test_rows_without_a_slot_see_what_is_before_it(hopper: torch.device) -> None
 
 
 def near(one: torch.Tensor, exact: torch.Tensor) -> None:
-    """`exact` is computed in float32, so that the rounding of one side alone counts; as a whole, too,
-    since what long contexts give is small."""
+    """`exact` is computed in float32, so that the rounding of one side alone counts. Both are
+    compared as a whole, too, since what long contexts give is small."""
     one, exact = one.cpu().float(), exact.cpu()
     torch.testing.assert_close(one, exact, rtol=2e-2, atol=2e-2)
     assert (one - exact).norm() < 0.02 * exact.norm()
