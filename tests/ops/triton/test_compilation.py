@@ -30,6 +30,7 @@ from peagle.ops.triton.weights import Operands, Packing
 HOPPER = GPUTarget("cuda", 90, 32)
 BF16, F32, INT = "*bf16", "*fp32", "*i64"
 FLAGS = {"OVERLAP": True}
+SCALES = namedtuple("Scales", ("keys", "values"))("fp32", "fp32")
 DENSE = Packing("dense", 1, 1, 1, 1, False, False, False, 1, 128)
 OF_TENSOR = dict.fromkeys(("numbers", "scales", "zeros", "factors"), BF16) | {"weight": Operands}
 WIDTHS = ("depth", "outputs", "width", "hidden")
@@ -124,11 +125,11 @@ for gelu in (False, True):
 
 heads = {"HEADS": 32, "KV_HEADS": 8, "SIZE": 128}
 types = {"qkv": BF16, "cache": BF16, "positions": INT, "writes": INT, "rotations": F32}
-types |= {"norm_weight": BF16, "eps": "fp32"}
+types |= {"norm_weight": BF16, "eps": "fp32", "scales": SCALES}
 store = {**FLAGS, "TOTAL": 64, "NORM": True, "V_NORM": False}
 for turned in (128, 96):
     for cache in (BF16, "*fp8e4nv"):
-        of_kind = types | {"cache": cache, "k_scale": "fp32", "v_scale": "fp32"}
+        of_kind = types | {"cache": cache}
         compiled("cached_attention", "_store", of_kind, {**heads, **store, "WIDTH": turned})
 GEMMA = (16, 256), (4, 512)  # heads of keys and their sizes, in the 31B
 for kv_heads, size in GEMMA:
@@ -137,7 +138,7 @@ for kv_heads, size in GEMMA:
 types = dict.fromkeys(("query", "cache", "out", "sinks"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
 types |= {"partial": F32, "arrivals": "*i32", "scale": "fp32", "positions": INT}
-types["contexts"] = Contexts
+types |= {"contexts": Contexts, "scales": SCALES}
 types |= {"qkv": BF16, "rotations": F32, "norm_weight": BF16, "eps": "fp32"}
 for rows, switch in ((16, False), (32, True), (64, False)):
     sizes = {"GROUP": 4, "PADDED": 4, "ROWS": rows, "KEYS": 64, "PARTS": 8}
@@ -145,7 +146,6 @@ for rows, switch in ((16, False), (32, True), (64, False)):
     values = {**heads, **FLAGS, **sizes, **flags, "TREE": rows > 16, "CAUSAL": rows < 64}
     for cache in (BF16, "*fp8e4nv"):
         of_kind = types | {"ancestors": "*i32", "cache": cache}
-        of_kind |= {"k_scale": "fp32", "v_scale": "fp32"}
         compiled("cached_attention", "_attend", of_kind, values)
 for kv_heads, size in GEMMA:
     heads, group = {"HEADS": 32, "KV_HEADS": kv_heads, "SIZE": size}, min(32 // kv_heads, 4)
@@ -233,7 +233,7 @@ types = dict.fromkeys(("gate_up", "of_result", "out"), BF16)
 compiled("swiglu", "_gradient", types, {"BLOCK": 1024})
 from peagle.ops.triton.expert_blocks import ExpertSizes, Gates, BlockLayout
 
-experts = {"EXPERTS": 128, "BLOCK_E": 128}
+experts = {"BLOCK_E": 128}
 ints = dict.fromkeys(("order", "blocks", "num_blocks", "chosen"), "*i32") | {"layout": BlockLayout}
 sizes = {**experts, "BLOCK_M": 64, "OVERLAP": True}
 for chunk in (512, 4096):
@@ -244,12 +244,11 @@ types |= {"arrivals": "*i32", "eps": "fp32"}
 from peagle.ops.triton.routing import RouterEpilogue, RouterSizes
 
 types["behind"] = RouterEpilogue
-pieces = {"SPLITS": 8, "SHARE": 256, "COLUMNS": 16, "FEW": 16}
 for form, rows in ((False, 1), (True, 16)):
     choice = RouterSizes(2048, 128, form, form, 128, 128, 8, True, not form)
     flags = {"C": choice, "R": rows, "OVERLAP": form}
     compiled("routing", "_route_kernel", types, flags)
-    compiled("routing", "_route_few_kernel", types, {**pieces, **flags})
+    compiled("routing", "_route_few_kernel", types, flags)
 types = dict.fromkeys(("x", "bias", "out"), BF16) | ints | {"by_row": F32}
 packed = {"numbers": "*i16", "results": ProductResults, "sizes": ProductSizes}
 
@@ -381,6 +380,7 @@ for kl in (False, True):
 
 from triton.experimental.gluon._runtime import GluonASTSource
 from peagle.ops.triton import hopper_attention, layer_chain
+from peagle.ops.triton.layer_chain.products import Added
 from peagle.ops.triton.layer_chain.shape import LAYOUT3, LAYOUT4, ChainSizes
 
 
@@ -400,14 +400,13 @@ for rows, qkv in ((8, 6144), (16, 0), (32, 6144), (64, 6144)):
     sizes = {"hidden": 4096, "heads": 4096, "inner": 12288, "qkv": qkv}
     shape = ChainSizes(rows=rows, **sizes, programs=132, stages=3)
     links = shape.links
-    types = dict.fromkeys(("stream", "post_norm", "middle", "middle_scaled", "inner", "out"), BF16)
-    types |= dict.fromkeys(("next_norm", "out_scaled", "qkv"), BF16)
+    types = dict.fromkeys(("stream", "norm", "out", "scaled", "inner", "qkv"), BF16)
+    types |= {"added": Added, "added_behind": Added, "squares": F32, "eps": "fp32"}
     weights = ("out_weight", "gate_up_weight", "down_weight", "qkv_weight")
     types |= {n: boxes(*link.box) for n, link in zip(weights, links)}
     inputs = ("attended", "middle_input", "inner_input", "out_input")
     types |= {n: boxes(link.inputs, rows, 64) for n, link in zip(inputs, links)}
-    types |= {"qkv_rest": boxes(1, 16, 64), "post_eps": "fp32", "next_eps": "fp32"}
-    types |= dict.fromkeys(("middle_squares", "out_squares", "sums"), F32) | {"arrivals": "*i32"}
+    types |= {"qkv_rest": boxes(1, 16, 64), "sums": F32, "arrivals": "*i32"}
     options = {"num_warps": 4, "maxnreg": layer_chain.REGISTERS[rows]}
     kernel = made(layer_chain._chain, types, "SHAPE", shape, **options)
     assert kernel.metadata.shared <= shape.stages * shape.slot + layer_chain.MARGIN
@@ -483,15 +482,14 @@ from peagle.ops.triton.delta_net import DeltaSizes, Inputs
 about = dict.fromkeys(("requests", "starts", "firsts", "counts", "accepted", "sure"), INT)
 about |= dict.fromkeys(("product", "gates", "kept", "conv", "weight", "given"), BF16)
 about |= dict.fromkeys(("state", "brought", "decay", "decay_bias"), F32)
-about |= dict.fromkeys(("eps", "scale", "length_eps"), "fp32")
+about["eps"] = "fp32"
 heads = DeltaHeads(num_key_heads=16, num_value_heads=48, key_dim=128, value_dim=128)
 about |= {"inputs": Inputs, "spans": DeltaRows, "strides": Inputs("i32", "i32", "i32")}
 sizes = {"D": DeltaSizes.of(heads, drafts=7), **FLAGS}
 compiled("delta_net", "_norm", about, {**sizes, "HEADS": 4}, num_warps=4)
-compiled("delta_net", "_bring", about, {**sizes, "ROWS": 2, "SPANS": 32}, num_warps=1)
-parts = {"KEPT": 64, "PLACES": 16, "STAGES": 4}
+compiled("delta_net", "_bring", about, {**sizes, "SPANS": 32}, num_warps=1)
 for values in (16, 32):
-    options = {**sizes, **parts, "VALUES": values}
+    options = {**sizes, "KEPT": 64, "VALUES": values}
     recur = compiled("delta_net", "_recur", about, options, num_warps=1)
     assert spilled(recur) <= 64, spilled(recur)
     # sums have the same order whatever VALUES is: four lanes share a value's keys

@@ -103,25 +103,16 @@ def kept_of(x, scale, kept: tl.constexpr):
 
 @triton.jit
 def keys_at(
-    cache,
-    table,
-    position,
-    known,
-    kv_head,
-    side_stride,
-    k_scale,
-    v_scale,
-    kind: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
+    cache, slots_at, known, lanes, side_stride, scales, kind: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Keys and values of some positions of a request, in type `kind`. table: its slots."""
-    lane = tl.arange(0, SIZE)[None, :]
-    slot = tl.load(table + position, mask=known, other=0).to(tl.int64)
-    at = ((slot * KV_HEADS + kv_head) * SIZE)[:, None] + lane
+    """Keys and values of some positions, in type `kind`. slots_at: where their slots stand; lanes:
+    [1, head_dim] those of a head among all `WIDTH` of a slot."""
+    slot = tl.load(slots_at, mask=known, other=0).to(tl.int64)
+    at = (slot * WIDTH)[:, None] + lanes
     k = tl.load(cache + at, mask=known[:, None], other=0.0)
     v = tl.load(cache + side_stride + at, mask=known[:, None], other=0.0)
     if cache.dtype.element_ty != kind:
+        k_scale, v_scale = scales
         k, v = (k.to(tl.float32) * k_scale).to(kind), (v.to(tl.float32) * v_scale).to(kind)
     return k, v
 
@@ -146,26 +137,16 @@ def weighed(q, k, v, seen, scale, top, total, attended):
 
 
 @triton.jit
-def arrived(
-    top,
-    total,
-    attended,
-    base,
-    part,
-    arrivals,
-    active,
-    PARTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    SIZE: tl.constexpr,
-):
+def arrived(top, total, attended, base, part, arrivals, active, PARTS: tl.constexpr):
     """Leave a part; returns whether all `active` parts are there. The last sets the count to
     zero."""
-    index = tl.arange(0, ROWS)
-    lane = tl.arange(0, SIZE)[None, :]
-    tl.store(base + ((part * ROWS + index) * SIZE)[:, None] + lane, attended)
-    sums = base + PARTS * ROWS * SIZE + part * 2 * ROWS + index
+    rows: tl.constexpr = attended.shape[0]
+    size: tl.constexpr = attended.shape[1]
+    index, lane = tl.arange(0, rows), tl.arange(0, size)[None, :]
+    tl.store(base + ((part * rows + index) * size)[:, None] + lane, attended)
+    sums = base + PARTS * rows * size + part * 2 * rows + index
     tl.store(sums, top)
-    tl.store(sums + ROWS, total)
+    tl.store(sums + rows, total)
     # all threads have left their numbers before the part counts
     tl.debug_barrier()
     last = tl.atomic_add(arrivals, 1, sem="acq_rel") == active - 1

@@ -69,7 +69,7 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         rows.slots.stride(0),
         spec.softmax_scale * LOG2E.value,
         spec.window,
-        *spec.kv_scales,
+        spec.kv_scales,
         HEADS=spec.num_heads,
         KV_HEADS=spec.num_kv_heads,
         SIZE=spec.head_dim,
@@ -151,8 +151,7 @@ def _attend(
     slots_stride,
     scale,
     window,
-    k_scale,
-    v_scale,
+    scales,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -198,14 +197,12 @@ def _attend(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     attended = tl.zeros([ROWS, SIZE], tl.float32)
-    table = contexts.slots + table_row * slots_stride
+    table, lanes = contexts.slots + table_row * slots_stride, kv_head * SIZE + lane
     for tile in range(split * share, tl.minimum((split + 1) * share, tiles)):
         key_position = (skipped + tile) * KEYS + tl.arange(0, KEYS)
         known = key_position < stop
-        k, v = keys_at(
-            cache, table, key_position, known, kv_head, side_stride, k_scale, v_scale,
-            q.dtype, KV_HEADS, SIZE,
-        )  # fmt: skip
+        slots_at, width = table + key_position, KV_HEADS * SIZE
+        k, v = keys_at(cache, slots_at, known, lanes, side_stride, scales, q.dtype, width)
         seen = known[None, :] & own
         if CAUSAL:
             seen = seen & (key_position[None, :] <= place)
@@ -219,7 +216,7 @@ def _attend(
         pair = request * (HEADS // GROUP) + heads
         base = partial + pair.to(tl.int64) * PARTS * ROWS * (SIZE + 2)
         count_at = arrivals + pair
-        if not arrived(top, total, attended, base, split, count_at, active, PARTS, ROWS, SIZE):
+        if not arrived(top, total, attended, base, split, count_at, active, PARTS):
             return
         top, total, attended = merged(base, active, PARTS, ROWS, SIZE)
     out_at = out + ((first + row) * HEADS * SIZE + head * SIZE)[:, None] + lane
@@ -242,7 +239,7 @@ def store(
         cache.stride(0),
         len(spec.rotations) - 1,
         spec.eps,
-        *spec.kv_scales,
+        spec.kv_scales,
         HEADS=spec.num_heads,
         KV_HEADS=spec.num_kv_heads,
         SIZE=spec.head_dim,
@@ -270,8 +267,7 @@ def _store(
     side_stride,
     last_position,
     eps,
-    k_scale,
-    v_scale,
+    scales,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -300,6 +296,7 @@ def _store(
         v = normed_values(v, eps, SIZE)
     k_kept, v_kept = x, v
     if kept != kind:
+        k_scale, v_scale = scales
         k_kept = kept_of(x.to(tl.float32), k_scale, kept)
         v_kept = kept_of(v.to(tl.float32), v_scale, kept)
         x = tl.where(head < HEADS, x, (k_kept * k_scale).to(kind))

@@ -18,15 +18,16 @@ from torch import Tensor
 from peagle.ops.delta_net import LENGTH_EPS, DeltaHeads, DeltaRows, DeltaState, DeltaWeights
 from peagle.ops.triton.launch import begin, overlap
 
-ROWS = 2
+ROWS = tl.constexpr(2)
 """Rows of a tile before the recurrence."""
-VALUES, STAGES, PROGRAMS = 32, 4, 384
+VALUES, STAGES, PROGRAMS = 32, tl.constexpr(4), 384
 """Most values of a program of the recurrence, rows that are on their way at once, and the programs
 below which each has half of those values."""
 LANES = tl.constexpr(4)
 """Lanes of a warp that share the keys of a value; there are eight such groups."""
 HEADS = 4
 """Heads of a program after the recurrence."""
+EPS = tl.constexpr(LENGTH_EPS)
 
 
 class Inputs(NamedTuple):
@@ -78,7 +79,7 @@ def recur(
     strides = Inputs(product.stride(0), gates.stride(0), layer.kept.stride(0))
     spans = rows._replace(most=0)  # no kernel is compiled for it
     # a tile is of one span, and the last one of a span may be cut short
-    tiles = triton.cdiv(room + count * (ROWS - 1), ROWS)
+    tiles = triton.cdiv(room + count * (ROWS.value - 1), ROWS.value)
     _bring[(tiles, triton.cdiv(heads.inputs, heads.key_dim))](
         inputs,
         weights.conv,
@@ -88,10 +89,7 @@ def recur(
         spans,
         strides,
         count,
-        heads.key_dim**-0.5,
-        LENGTH_EPS,
         D=sizes,
-        ROWS=ROWS,
         SPANS=max(32, triton.next_power_of_2(count)),
         **overlap(product),
         num_warps=1,
@@ -112,8 +110,6 @@ def recur(
         D=sizes,
         VALUES=values,
         KEPT=triton.next_power_of_2(triton.cdiv(heads.inputs, programs)),
-        STAGES=STAGES,
-        PLACES=triton.next_power_of_2(heads.window + sizes.drafts),
         **overlap(product),
         num_warps=1,
     )
@@ -166,10 +162,7 @@ def _bring(
     spans,
     strides,
     num_spans,
-    scale,
-    length_eps,
     D: tl.constexpr,
-    ROWS: tl.constexpr,
     SPANS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -201,10 +194,10 @@ def _bring(
         weight = tl.load(conv + channel * (D.window + 1) + tap, mask=is_channel, other=0.0)
         total += x * weight.to(tl.float32)
     mixed = (total / (1 + tl.exp(-total))).to(inputs.kept.dtype.element_ty).to(tl.float32)
-    length = tl.rsqrt(tl.sum(mixed * mixed, 1) + length_eps)[:, None]
+    length = tl.rsqrt(tl.sum(mixed * mixed, 1) + EPS)[:, None]
     keys_at: tl.constexpr = (D.channels - D.heads * D.width) // 2
     result = tl.where(channel < 2 * keys_at, mixed * length, mixed)
-    result = tl.where(channel < keys_at, result * scale, result)
+    result = tl.where(channel < keys_at, result * D.keys**-0.5, result)
     # the last input that was read is the row's own
     head = tl.minimum(tl.maximum(channel - D.channels - D.heads, 0), D.heads - 1)
     y = x + tl.load(decay_bias + head).to(tl.float32)
@@ -227,8 +220,6 @@ def _recur(
     D: tl.constexpr,
     VALUES: tl.constexpr,
     KEPT: tl.constexpr,
-    PLACES: tl.constexpr,
-    STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     begin(OVERLAP)
@@ -246,7 +237,8 @@ def _recur(
     s = tl.load(at, mask=known & (lane[None, :] >= 0), other=0.0)
     # inputs are kept, each program a share of them, which no other program reads
     channel = program * KEPT + tl.arange(0, KEPT)[None, :]
-    place = tl.arange(0, PLACES)[:, None]
+    places: tl.constexpr = triton.next_power_of_2(D.window + D.drafts)
+    place = tl.arange(0, places)[:, None]
     keeps = (place < D.window + count - sure) & (channel < D.inputs)
     before = inputs.kept + request * strides.kept
     at_first = place + replayed + sure

@@ -82,7 +82,6 @@ def lay_out_many(chosen: Tensor, experts: int, routing: Routing) -> None:
         chosen,
         routing.layout,
         pairs,
-        EXPERTS=experts,
         BLOCK_E=lanes(experts),
         BLOCK_M=routing.block,
         CHUNK=few if pairs <= few else many,
@@ -112,7 +111,6 @@ def _layout_kernel(
     chosen,
     layout,
     pairs,
-    EXPERTS: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_M: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -145,7 +143,7 @@ def _layout_kernel(
         tl.store(layout.blocks + 3 * block + 2, tl.minimum(first + BLOCK_M, past))
         first += BLOCK_M
         block += 1
-    if own == EXPERTS - 1:
+    if own == tl.num_programs(0) - 1:
         tl.store(layout.num_blocks, block)
 
 

@@ -23,9 +23,9 @@ from peagle.ops.triton.few_rows import invariant
 from peagle.ops.triton.launch import announce, begin, counters, overlap, wait
 from peagle.ops.triton.product_call import over_rms
 
-FEW = 16
+FEW = tl.constexpr(16)
 """Rows that one program can lay out: an expert's fit one block."""
-SHARE, COLUMNS = 256, 16
+SHARE, COLUMNS = tl.constexpr(256), tl.constexpr(16)
 """Inputs and outputs of the router that one program multiplies where rows are few."""
 ROUTED = 4
 """Rows that one program routes where they are many."""
@@ -41,6 +41,8 @@ class RouterEpilogue(NamedTuple):
     eps: float
     scales: Tensor
     """[rows] to be filled"""
+    weights: Tensor
+    """[pairs] likewise"""
     bias: Tensor
     factors: Tensor
 
@@ -73,7 +75,7 @@ def route(x: Normed, experts: ExpertWeights, block: int) -> Routing:
     layout = BlockLayout(order, blocks, order.new_empty(1))
     routing = Routing(weights, scales, layout, block)
     # `_route_few` adds the depth in pieces, in another order than `invariant`
-    few = rows <= FEW and not experts.batch_invariant
+    few = rows <= FEW.value and not experts.batch_invariant
     (_route_few if few else _route_many)(x, experts, routing)
     return routing
 
@@ -81,21 +83,17 @@ def route(x: Normed, experts: ExpertWeights, block: int) -> Routing:
 def _route_few(x: Normed, experts: ExpertWeights, routing: Routing) -> None:
     """Fill a routing in one launch."""
     (rows, depth), choice = x.x.shape, _choice(x, experts)
-    splits = triton.cdiv(depth, SHARE)
-    partial = torch.empty(splits, FEW, choice.lanes, device=x.x.device, dtype=torch.float32)
-    _route_few_kernel[(triton.cdiv(len(experts.router), COLUMNS), splits)](
+    grid = triton.cdiv(len(experts.router), COLUMNS.value), triton.cdiv(depth, SHARE.value)
+    pieces = grid[1], FEW.value, choice.lanes
+    partial = torch.empty(pieces, device=x.x.device, dtype=torch.float32)
+    _route_few_kernel[grid](
         x.x,
         experts.router,
         partial,
         counters(x.x.device, 1),
         _behind(x, experts, routing),
-        routing.weights,
         routing.layout,
         rows,
-        SPLITS=splits,
-        SHARE=SHARE,
-        COLUMNS=COLUMNS,
-        FEW=FEW,
         R=triton.next_power_of_2(max(rows, 1)),
         C=choice,
         **overlap(x.x),
@@ -116,7 +114,6 @@ def _route_many(x: Normed, experts: ExpertWeights, routing: Routing) -> None:
         product(x.x, experts.router, bias),
         chosen,
         _behind(x, experts, routing),
-        routing.weights,
         rows,
         R=ROUTED,
         C=choice,
@@ -127,7 +124,8 @@ def _route_many(x: Normed, experts: ExpertWeights, routing: Routing) -> None:
 
 def _behind(x: Normed, experts: ExpertWeights, routing: Routing) -> RouterEpilogue:
     parts, held = (0, 0) if x.squares is None else x.squares.shape
-    given = x.squares, routing.scales, experts.router_bias, experts.factors
+    filled = routing.scales, routing.weights
+    given = x.squares, *filled, experts.router_bias, experts.factors
     squares, *others = (experts.router if each is None else each for each in given)
     return RouterEpilogue(squares, parts, held, x.eps, *others)
 
@@ -162,15 +160,16 @@ def _finished(logits, behind, row, rows, C: tl.constexpr):
 
 
 @triton.jit
-def _choose(scores, factors, weights, row, rows, C: tl.constexpr):
+def _choose(scores, behind, row, rows, C: tl.constexpr):
     """Store the weights of some rows' pairs; returns which of [R, lanes] are pairs, and which one.
 
     scores: [R, lanes] the router's logits, rounded to the rows' type: of experts that are close
     to each other this decides.
     """
+    kind: tl.constexpr = behind.weights.dtype.element_ty
     expert = tl.arange(0, C.lanes)[None, :]
     real = expert < C.experts
-    scores = tl.where(real, scores.to(weights.dtype.element_ty).to(tl.float32), float("-inf"))
+    scores = tl.where(real, scores.to(kind).to(tl.float32), float("-inf"))
     scores = tl.exp(scores - tl.max(scores, axis=1)[:, None])
     scores /= tl.sum(scores, axis=1)[:, None]
     # a row that is not a number still gets experts, all different, and only its own result is lost
@@ -186,12 +185,12 @@ def _choose(scores, factors, weights, row, rows, C: tl.constexpr):
     if C.normalize:
         kept /= tl.sum(kept, axis=1)[:, None]
     if C.factors:
-        own = tl.load(factors + expert, mask=real, other=0.0).to(tl.float32)
+        own = tl.load(behind.factors + expert, mask=real, other=0.0).to(tl.float32)
         # rounded before it is multiplied, as the reference's weights are
-        kept = kept.to(weights.dtype.element_ty).to(tl.float32) * own
+        kept = kept.to(kind).to(tl.float32) * own
     taken = (choice > 0) & (row[:, None] < rows)
     pair = row[:, None] * C.top_k + choice - 1
-    tl.store(weights + pair, kept, mask=taken)
+    tl.store(behind.weights + pair, kept, mask=taken)
     return taken, pair
 
 
@@ -202,13 +201,8 @@ def _route_few_kernel(
     partial,
     arrivals,
     behind,
-    weights,
     layout,
     rows,
-    SPLITS: tl.constexpr,
-    SHARE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    FEW: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -229,7 +223,7 @@ def _route_few_kernel(
     piece = partial + (tl.program_id(1) * FEW + row)[:, None] * C.lanes + column[None, :]
     tl.store(piece, product, mask=(row < rows)[:, None])
     tl.debug_barrier()
-    if tl.atomic_add(arrivals, 1, sem="acq_rel") != tl.num_programs(0) * SPLITS - 1:
+    if tl.atomic_add(arrivals, 1, sem="acq_rel") != tl.num_programs(0) * tl.num_programs(1) - 1:
         return
     tl.store(arrivals, 0)
     tl.debug_barrier()
@@ -239,17 +233,18 @@ def _route_few_kernel(
     logits = tl.zeros([R, wide], tl.float32)
     at = partial + row[:, None] * C.lanes + expert[None, :]
     inside = (row < rows)[:, None] & (expert < C.experts)[None, :]
-    for split in tl.static_range(SPLITS):
+    splits: tl.constexpr = (C.depth + SHARE - 1) // SHARE
+    for split in tl.static_range(splits):
         piece = at + split * FEW * C.lanes
         logits += tl.load(piece, mask=inside, other=0.0, cache_modifier=".cg")
     logits = _finished(logits, behind, row, rows, C)
-    taken, pair = _choose(logits, behind.factors, weights, row, rows, C)
+    taken, pair = _choose(logits, behind, row, rows, C)
     lay_out_few(taken, pair, layout, C.lanes)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _route_kernel(
-    logits, chosen, behind, weights, rows, R: tl.constexpr, C: tl.constexpr, OVERLAP: tl.constexpr
+    logits, chosen, behind, rows, R: tl.constexpr, C: tl.constexpr, OVERLAP: tl.constexpr
 ):
     """The weight and the expert of every pair of R rows. logits: the router's product."""
     begin(OVERLAP)
@@ -258,5 +253,5 @@ def _route_kernel(
     inside = (expert < C.experts) & (row < rows)[:, None]
     scores = tl.load(logits + row[:, None] * C.experts + expert, mask=inside, other=0.0)
     scores = _finished(scores.to(tl.float32), behind, row, rows, C)
-    taken, pair = _choose(scores, behind.factors, weights, row, rows, C)
+    taken, pair = _choose(scores, behind, row, rows, C)
     tl.store(chosen + pair, expert + tl.zeros(pair.shape, tl.int32), mask=taken)

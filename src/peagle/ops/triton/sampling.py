@@ -59,7 +59,7 @@ class Logits(NamedTuple):
 def _sample(
     logits, greedy, table, requests, firsts, depths, out, count, vocab, stride, BLOCK: tl.constexpr
 ):
-    # a number of bfloat16 has no more
+    # a key has as many as a logit: a number of bfloat16 has 16
     bits: tl.constexpr = 16 if logits.dtype.element_ty == tl.bfloat16 else 32
     row = tl.program_id(0).to(tl.int64)
     best = tl.load(greedy + row)

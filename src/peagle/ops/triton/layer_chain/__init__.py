@@ -36,7 +36,7 @@ from peagle.ops.triton.fences import fence
 from peagle.ops.triton.gluon import ring_barriers
 from peagle.ops.triton.launch import counters, multiprocessors, shared_memory
 from peagle.ops.triton.layer_chain.loads import load_all
-from peagle.ops.triton.layer_chain.products import multiply_all
+from peagle.ops.triton.layer_chain.products import Added, multiply_all
 from peagle.ops.triton.layer_chain.shape import (
     HEIGHT,
     LAYOUT,
@@ -95,36 +95,28 @@ def layer_chain(
     weights = [*map(dense, named)]
     inputs = (attended, middle_scaled, inner, out_scaled)
     pieces = [link.inputs for link in shape.links]
+    post, following = block.post_norm, block.next_norm
     # the kernel announces after its wait
     fence()
     _chain[(shape.programs,)](
         *(_weights(*pair) for pair in zip(weights, shape.links, strict=True)),
         _boxes(weights[-1], (1, 16, PANEL.value)),
         *(_boxes(x, (n, shape.rows, PANEL.value)) for x, n in zip(inputs, pieces, strict=True)),
-        stream,
-        block.post_norm.weight,
-        block.next_norm.weight,
-        middle,
-        middle_scaled,
-        squares[0],
+        Added(stream, post.weight, post.eps, middle, middle_scaled, squares[0]),
         inner,
-        out,
-        out_scaled,
-        squares[1],
+        Added(middle, following.weight, following.eps, out, out_scaled, squares[1]),
         out if qkv is None else qkv,
         sums,
         # who has arrived with out, gate and up, down, and at the end; then a count for each half of
         # a tile that is exchanged
         counters(stream.device, 4 + shape.given),
         rows,
-        block.post_norm.eps,
-        block.next_norm.eps,
         SHAPE=shape,
         num_warps=4,
         maxnreg=REGISTERS[shape.rows],
         launch_pdl=True,
     )
-    return out, Normed(out_scaled, squares[1], block.next_norm.eps), qkv
+    return out, Normed(out_scaled, squares[1], following.eps), qkv
 
 
 @functools.cache
@@ -180,22 +172,13 @@ def _chain(
     middle_input,
     inner_input,
     out_input,
-    stream,
-    post_norm,
-    next_norm,
-    middle,
-    middle_scaled,
-    middle_squares,
+    added,
     inner,
-    out,
-    out_scaled,
-    out_squares,
+    added_behind,
     qkv,
     sums,
     arrivals,
     rows,
-    post_eps,
-    next_eps,
     SHAPE: gl.constexpr,
 ):
     places: gl.constexpr = SHAPE.stages * SHAPE.panels
@@ -212,8 +195,6 @@ def _chain(
     full, free = ring_barriers(SHAPE.stages)
     weights = (out_weight, gate_up_weight, down_weight, qkv_weight)
     sources = (attended, middle_input, inner_input, out_input)
-    added = (stream, post_norm, middle, middle_scaled, middle_squares)
-    added_behind = (middle, next_norm, out, out_scaled, out_squares)
     gl.warp_specialize(
         [
             (
@@ -227,8 +208,6 @@ def _chain(
                     (sums, arrivals + 4),
                     arrivals,
                     rows,
-                    post_eps,
-                    next_eps,
                     SHAPE,
                 ),
             ),

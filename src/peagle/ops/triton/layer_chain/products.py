@@ -3,7 +3,10 @@
 Tiles are [outputs, rows] here: the weight is the left operand.
 """
 
+from typing import NamedTuple
+
 import triton
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -26,15 +29,22 @@ FOLDED = gl.constexpr(gl.BlockedLayout([1, 1, 2, 2], [32, 1, 1, 1], [1, 4, 1, 1]
 """32 outputs by rows by a panel's halves by pieces of the input, all four in one thread."""
 
 
-@gluon.jit
-def multiply_all(
-    ring, added, inner, behind, qkv, given, arrivals, rows, post_eps, next_eps, SHAPE: gl.constexpr
-):
-    """All four products.
+class Added(NamedTuple):
+    """The stream that a product is added to, the next norm, and where the results are written."""
 
-    added: a stream and the next norm's weight, then where the new stream, that times the weight,
-    and its squares are written; behind: the same for down.
-    """
+    stream: Tensor
+    norm: Tensor
+    eps: float
+    out: Tensor
+    """The new stream."""
+    scaled: Tensor
+    """The same times the norm's weight."""
+    squares: Tensor
+
+
+@gluon.jit
+def multiply_all(ring, added, inner, behind, qkv, given, arrivals, rows, SHAPE: gl.constexpr):
+    """All four products. added: of out; behind: of down."""
     out_link: gl.constexpr = SHAPE.out_link
     gate_link: gl.constexpr = SHAPE.gate_link
     down_link: gl.constexpr = SHAPE.down_link
@@ -45,14 +55,14 @@ def multiply_all(
     done = _add(0, ring, added, given, arrivals, rows, out_link, SHAPE)
     # an rms is of a whole row, whose parts all programs have
     wait_for(arrivals, out_link.units)
-    factor = _over_rms(added[4], post_eps, out_link, SHAPE)
+    factor = _over_rms(added, out_link, SHAPE)
     done = _gate(done, ring, factor, inner, rows, gate_link, SHAPE)
     # a program without gates arrives, too: down waits for every program
     arrive(arrivals + 1)
     done = _add(done, ring, behind, given, arrivals + 2, rows, down_link, SHAPE)
     if SHAPE.qkv > 0:
         wait_for(arrivals + 2, down_link.units)
-        factor = _over_rms(behind[4], next_eps, down_link, SHAPE)
+        factor = _over_rms(behind, down_link, SHAPE)
         _scale(done, ring, factor, qkv, rows, qkv_link, SHAPE)
     # after q, k and v all programs have seen the counts; else the last of them comes with this one
     order: gl.constexpr = "relaxed" if SHAPE.qkv > 0 else "acq_rel"
@@ -113,7 +123,6 @@ def _multiply_strips(done, ring, LINK: gl.constexpr, SHAPE: gl.constexpr):
 @gluon.jit
 def _add(done, ring, added, given, arrivals, rows, LINK: gl.constexpr, SHAPE: gl.constexpr):
     """Write the sum of product and stream, that times the next norm's weight, and its squares."""
-    before, norm, out, scaled, squares = added
     halved: gl.constexpr = LINK.kind == "halved"
     layout: gl.constexpr = gl.SliceLayout(2, GATED if halved else gl.SliceLayout(3, FOLDED))
     row = gl.arange(0, SHAPE.rows, gl.SliceLayout(0, layout))
@@ -124,19 +133,19 @@ def _add(done, ring, added, given, arrivals, rows, LINK: gl.constexpr, SHAPE: gl
         place = row[None, :] * LINK.outputs + column[:, None]
         keep = (row < rows)[None, :] & inside[:, None]
         # asked for before the product, which takes longer
-        known = gl.load(before + place, mask=keep, other=0.0, cache_modifier=".cg")
-        factor = gl.load(norm + column, mask=inside, other=0.0)
+        known = gl.load(added.stream + place, mask=keep, other=0.0, cache_modifier=".cg")
+        factor = gl.load(added.norm + column, mask=inside, other=0.0)
         acc = _multiply(done + index * LINK.steps, ring, LINK, SHAPE)
         total = _exchanged(acc, unit, given, SHAPE) if halved else _unfolded(acc, SHAPE)
         # rounded twice, as a product is that is written before the stream is added
         y = (total.to(gl.bfloat16).to(gl.float32) + known.to(gl.float32)).to(gl.bfloat16)
-        gl.store(out + place, y, mask=keep)
+        gl.store(added.out + place, y, mask=keep)
         # the norm sees what is written, not what was rounded away
         y = y.to(gl.float32)
         y_scaled = y * factor.to(gl.float32)[:, None]
-        gl.store(scaled + place, y_scaled.to(gl.bfloat16), mask=keep)
+        gl.store(added.scaled + place, y_scaled.to(gl.bfloat16), mask=keep)
         sums = gl.sum(gl.where(keep, y * y, 0.0), 0)
-        gl.store(squares + unit * SHAPE.squares_stride + row, sums)
+        gl.store(added.squares + unit * SHAPE.squares_stride + row, sums)
         arrive(arrivals)
     return done + units_taken(LINK, SHAPE) * LINK.steps
 
@@ -193,7 +202,7 @@ def halves(x, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _over_rms(squares, eps, LINK: gl.constexpr, SHAPE: gl.constexpr):
+def _over_rms(added, LINK: gl.constexpr, SHAPE: gl.constexpr):
     """One over the root mean square of each row of a stream: [rows]."""
     meet()  # no warp still waits for a count when another goes on and it is cleared
     parts: gl.constexpr = triton.next_power_of_2(LINK.units)
@@ -202,9 +211,9 @@ def _over_rms(squares, eps, LINK: gl.constexpr, SHAPE: gl.constexpr):
     part = gl.arange(0, parts, gl.SliceLayout(1, layout))
     row = gl.arange(0, SHAPE.rows, gl.SliceLayout(0, layout))
     there = (part < LINK.units)[:, None] & (row >= 0)[None, :]
-    at = squares + part[:, None] * SHAPE.squares_stride + row[None, :]
+    at = added.squares + part[:, None] * SHAPE.squares_stride + row[None, :]
     found = gl.load(at, mask=there, other=0.0, cache_modifier=".cg")
-    return gl.rsqrt(gl.sum(found, 0) / LINK.outputs + eps)
+    return gl.rsqrt(gl.sum(found, 0) / LINK.outputs + added.eps)
 
 
 @gluon.jit
