@@ -37,7 +37,7 @@ from peagle.models.weights import (
     disassemble,
     read_json,
     read_tensors,
-    save_tensors,
+    write_model,
 )
 from peagle.ops.linear import Linear
 from peagle.ops.packing import pack
@@ -157,7 +157,7 @@ def unpacked(directory: Path, copy: Path) -> Path:
         weight = rule.join([tensors[own] for own in rule.theirs], sizes, None)
         plain[name] = dense(weight).to(torch.bfloat16)
     with replacing_directory(copy) as fresh:
-        _write(fresh, plain, config)
+        write_model(fresh, plain, config)
     return copy
 
 
@@ -317,13 +317,7 @@ def write_network(
 ) -> None:
     """Write a network's tensors, in a dtype, its vocabulary, and its `config.json`."""
     stored = {name: value.to(dtype) for name, value in tensors.items()}
-    _write(directory, stored | _vocabulary_tensors(model), config)
-
-
-def _write(directory: Path, tensors: dict[str, Tensor], config: Mapping[str, Any]) -> None:
-    save_tensors(directory / "model.safetensors", tensors)
-    text = json.dumps(config, indent=2) + "\n"
-    (directory / "config.json").write_text(text, encoding="utf-8")
+    write_model(directory, stored | _vocabulary_tensors(model), config)
 
 
 def _vocabulary_tensors(model: Network) -> dict[str, Tensor]:

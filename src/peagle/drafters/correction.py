@@ -3,7 +3,6 @@
 Its tensors have DFlash2's names. Without the folder the directory is the same drafter, uncorrected.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,8 +21,8 @@ from peagle.models.weights import (
     finite,
     mismatches,
     read_json,
-    save_tensors,
     shortened,
+    write_model,
 )
 
 FOLDER = "correction"
@@ -86,5 +85,4 @@ def save_selector(
     folder.mkdir()
     tensors = disassemble(selector, selector_rules(config))
     values = {RANK: selector.config.rank, CANDIDATES: selector.config.candidates}
-    (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    save_tensors(folder / "model.safetensors", {k: v.to(dtype) for k, v in tensors.items()})
+    write_model(folder, {name: own.to(dtype) for name, own in tensors.items()}, values)

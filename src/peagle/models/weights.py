@@ -384,3 +384,10 @@ def save_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
     mode = file.stat().st_mode
     save_file(tensors, file, metadata={"format": "pt"})  # readable by its owner alone
     file.chmod(mode)
+
+
+def write_model(directory: Path, tensors: dict[str, Tensor], config: Mapping[str, Any]) -> None:
+    """Write a directory's one file of tensors, and its `config.json`."""
+    save_tensors(directory / WHOLE, tensors)
+    text = json.dumps(config, indent=2) + "\n"
+    (directory / "config.json").write_text(text, encoding="utf-8")

@@ -42,14 +42,14 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
         return torch.device("cuda")
     import gluon_emulation
 
-    from peagle.ops.triton import gluon, hopper_attention, hopper_product, layer_chain
+    from peagle.ops.triton import gluon, hopper_attention, hopper_product, layer_chain, product_call
     from peagle.ops.triton.hopper_attention import heads, narrow, parts, tiles
-    from peagle.ops.triton.hopper_product import copies, few, launches, sums
+    from peagle.ops.triton.hopper_product import copies, few, sums
     from peagle.ops.triton.layer_chain import loads, products, signals
 
     chains = (layer_chain, loads, products, signals)
     attentions = (hopper_attention, heads, narrow, parts, tiles)
-    packed = (hopper_product, copies, few, launches, sums)
+    packed = (hopper_product, copies, few, product_call, sums)
     modules = (gluon, *chains, *attentions, *packed)
     gluon_emulation.install(monkeypatch, modules, processors=12)
     return torch.device("cpu")

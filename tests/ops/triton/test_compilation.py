@@ -182,7 +182,7 @@ types |= {"table": table, "race": Race(table, INT, INT)}
 for logits in (BF16, F32):
     sizes = {"BLOCK": 8192} | ({} if logits == BF16 else {"depths": None})
     compiled("sampling", "_sample", types | {"logits": logits}, sizes, num_warps=32)
-types |= {"best": F32, "place": "*i32", "scores": F32}
+types |= {"best": F32, "place": "*i32", "scores": F32, "found": Candidates}
 types |= dict.fromkeys(("ids", "tokens", "offsets"), INT)
 types["chosen"] = INT
 for logits, bits, races, skips in (
@@ -193,12 +193,13 @@ for logits, bits, races, skips in (
     raced = 64 if races else 16
     types |= {"logits": logits}
     switches = {"BITS": bits, "SKIPS": skips}
+    switches |= {} if races else {"race": None}
     sizes = {**switches, "COUNT": raced, "BLOCK": 4096}
     compiled("candidates", "_part", types, sizes, num_warps=8)
-    sizes = {**switches, "COUNT": 16, "RACED": raced, "RACES": races, "LANES": 4096}
+    sizes = {**switches, "COUNT": 16, "RACED": raced, "LANES": 4096}
     merged = compiled("candidates", "_merge", types, sizes, num_warps=8)
     assert spilled(merged) == 0, "64 candidates each of 64 blocks, 262,144 tokens"
-types |= {"found": Candidates, "pairs": PairSides}
+types["pairs"] = PairSides
 types |= dict.fromkeys(("predecessor", "successor", "gates"), BF16)
 for pairs, warps in ((False, 1), (True, 4)):
     sizes = {"COUNT": 16, "RANK": 256} if pairs else {"COUNT": 16, "RANK": 1, "pairs": None}
@@ -318,8 +319,7 @@ for name, own in FOUR_BITS.items():
         constants["ROWS"] = rows
         made = compiled("skinny_product", "_product", types, constants, num_stages=4)
         assert spilled(made) == 0, (name, rows)
-    tile = {"W": own, "LINES": 16}
-    compiled("widened", "_widen", {**types, "out": BF16}, tile)
+    compiled("widened", "_widen", {**types, "out": BF16}, {"W": own})
 types |= dict.fromkeys(("numbers", "scales", "zeros", "factors"), BF16)
 for rows, apart in ((16, False), (128, True)):
     form = product_form(1, splits=4, bias=True, apart=apart)

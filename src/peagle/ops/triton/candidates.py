@@ -12,7 +12,6 @@ from torch import Tensor
 
 from peagle.ops.candidates import RACED, Candidates
 from peagle.ops.race import Race
-from peagle.ops.sampling import Sampling
 from peagle.ops.triton.sampling import arrival_time, ordered, row_key
 
 BLOCK = 4096
@@ -52,21 +51,20 @@ def _found(
     best = torch.empty(rows, parts, raced, dtype=torch.float32, device=logits.device)
     place = torch.empty(rows, parts, raced, dtype=torch.int32, device=logits.device)
     scores = torch.empty(rows, count, dtype=torch.float32, device=logits.device)
-    ids, tokens = (torch.empty_like(scores, dtype=torch.int64) for _ in range(2))
-    how = race or Race(Sampling(*(offsets,) * 5), offsets, offsets)
+    found = Candidates(scores, *(torch.empty_like(scores, dtype=torch.int64) for _ in range(2)))
     of_request = 1 if race is None else rows // len(race.requests)
     # an edge is found a bit at a time, and a number of bfloat16 has no more
     bits = 16 if logits.dtype == torch.bfloat16 else 32
     _part[(rows, parts)](
-        logits, how, best, place, of_request, vocab, logits.stride(0),
+        logits, race, best, place, of_request, vocab, logits.stride(0),
         COUNT=raced, BITS=bits, SKIPS=skips, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
     _merge[(rows,)](
-        best, place, how, offsets, scores, ids, tokens, of_request, depth, parts,
-        COUNT=count, RACED=raced, BITS=bits, RACES=race is not None, SKIPS=skips,
+        best, place, race, offsets, found, of_request, depth, parts,
+        COUNT=count, RACED=raced, BITS=bits, SKIPS=skips,
         LANES=triton.next_power_of_2(parts * raced), num_warps=8,
     )  # fmt: skip
-    return Candidates(scores, ids, tokens)
+    return found
 
 
 @triton.jit
@@ -117,16 +115,13 @@ def _merge(
     place,
     race,
     offsets,
-    scores,
-    ids,
-    tokens,
+    found,
     of_request,
     depth,
     parts,
     COUNT: tl.constexpr,
     RACED: tl.constexpr,
     BITS: tl.constexpr,
-    RACES: tl.constexpr,
     SKIPS: tl.constexpr,
     LANES: tl.constexpr,
 ):
@@ -149,7 +144,7 @@ def _merge(
     else:
         key = tl.where(column < 0, 0, ordered(value, BITS))
         stays = _highest(key, RACED, BITS)
-        if RACES:
+        if race is not None:
             request, table = tl.load(race.requests + row // of_request), race.sampling
             ahead = depth + row % of_request
             temperature = tl.load(table.temperature + request)
@@ -172,9 +167,10 @@ def _merge(
             stays = _highest(tl.where(stays, key, 0), COUNT, 32)
         to = row * COUNT + tl.cumsum(stays.to(tl.int32), 0) - 1
     column = tl.maximum(column, 0)
-    tl.store(scores + to, value, mask=stays)
-    tl.store(ids + to, column.to(tl.int64), mask=stays)
-    tl.store(tokens + to, column + tl.load(offsets + column, mask=stays, other=0), mask=stays)
+    tl.store(found.scores + to, value, mask=stays)
+    tl.store(found.ids + to, column.to(tl.int64), mask=stays)
+    token = column + tl.load(offsets + column, mask=stays, other=0)
+    tl.store(found.tokens + to, token, mask=stays)
 
 
 @triton.jit

@@ -115,12 +115,17 @@ def _scale(x, eps, hidden):
 
 
 @triton.jit
-def _place(row, mine, position, state, places, slots_stride):
-    """Note a row's position and its cache slot."""
+def _place(row, mine, index, place, start, count, state, places, slots_stride):
+    """Note a row's position and its cache slot, and with a request's first row where all are."""
+    position = start + place
     kept = position < tl.load(state.limits + mine)
     slot = tl.load(state.slots + mine * slots_stride + position, mask=kept, other=-1)
     tl.store(places.positions + row, position)
     tl.store(places.writes + row, slot)
+    if place == 0:
+        tl.store(places.starts + index, start)
+        tl.store(places.firsts + index, row.to(tl.int64))
+        tl.store(places.counts + index, tl.cast(count, tl.int64))
 
 
 @triton.jit
@@ -164,11 +169,8 @@ def _draft_inputs(
     first = tl.sum(tl.where(chosen, ends - rows, 0), 0)
     place = row - first
     start = tl.load(state.computed + mine) - known
-    _place(row, mine, start + place, state, places, slots_stride)
+    _place(row, mine, index, place, start, known + masks, state, places, slots_stride)
     if place == 0:
-        tl.store(places.starts + index, start)
-        tl.store(places.firsts + index, first.to(tl.int64))
-        tl.store(places.counts + index, (known + masks).to(tl.int64))
         read = tl.arange(0, READS)
         at = reads + index * (masks + 1) + read
         tl.store(at, (first + known - 1 + read).to(tl.int64), mask=read <= masks)
@@ -219,11 +221,7 @@ def _verify_inputs(
     mine = tl.load(requests + index).to(tl.int64)
     last = tl.load(state.pending + mine) - 1
     start = tl.load(state.computed + mine)
-    _place(row, mine, start + place, state, places, slots_stride)
-    if place == 0:
-        tl.store(places.starts + index, start)
-        tl.store(places.firsts + index, row.to(tl.int64))
-        tl.store(places.counts + index, tl.cast(count, tl.int64))
+    _place(row, mine, index, place, start, count, state, places, slots_stride)
     first = tl.load(state.emitted + mine * width + last, mask=place == 0, other=0)
     later = tl.load(drafts + index * (count - 1) + place - 1, mask=place > 0, other=0)
     # one of the two is 0

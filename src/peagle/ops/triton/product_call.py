@@ -91,13 +91,14 @@ class ProductCall:
             apart=apart,
         )
 
-    def results(self, tiles: int, splits: int, numbers: int) -> ProductResults:
-        """Where the product writes its results. numbers: how many a tile has."""
+    def results(self, tiles: int, sums: int) -> ProductResults:
+        """Where the product writes its results. sums: how many programs leave to each other, of
+        tiles that they share."""
         stream, norm, scaled, squares = self.addition or (self.out,) * 4
         partial = arrivals = self.out
-        if splits > 1:
-            partial = squares.new_empty(tiles * splits * numbers, dtype=torch.float32)
-            arrivals = counters(partial.device, tiles)
+        if sums:
+            partial = torch.empty(sums, dtype=torch.float32, device=self.x.device)
+            arrivals = counters(self.x.device, tiles)
         return ProductResults(stream, norm, self.out, scaled, squares, partial, arrivals)
 
     @property

@@ -207,12 +207,13 @@ def launch(call: ProductCall) -> Tensor:
     x, weight, rows = call.x, call.weight, len(call.x)
     given = division_of(call)
     tiles, across, together = grid = given.grid(len(weight), rows)
+    sums = math.prod(grid) * given.lines * given.height if together > 1 else 0
     _product[grid](
         x,
         call.squares,
         operands(weight),
         call.bias,
-        call.results(tiles * across, together, given.lines * given.height),
+        call.results(tiles * across, sums),
         rows,
         call.sizes,
         W=Packing.of(weight, given.step),

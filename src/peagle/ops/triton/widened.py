@@ -9,7 +9,7 @@ from peagle.ops.triton.weights import Packing, factored, operands, words
 from peagle.ops.triton.widening import e2m1_at, e4m3, powers, scales_e4m3
 from peagle.ops.weight import QuantizedWeight
 
-LINES, STEP = 16, 256
+LINES, STEP = tl.constexpr(16), 256
 """Lines of the weight that a program widens, and their inputs in a step."""
 
 
@@ -17,15 +17,13 @@ def widened(weight: QuantizedWeight, rows: slice, dtype: torch.dtype) -> Tensor:
     """Some outputs of a matrix, each number rounded once: [outputs, depth]."""
     depth, count = weight.shape[1], rows.stop - rows.start
     out = torch.empty(count, depth, dtype=dtype, device=weight.device)
-    grid = triton.cdiv(count, LINES), triton.cdiv(depth, STEP)
-    _widen[grid](
-        operands(weight), out, rows.start, count, depth, W=Packing.of(weight, STEP), LINES=LINES
-    )
+    grid = triton.cdiv(count, LINES.value), triton.cdiv(depth, STEP)
+    _widen[grid](operands(weight), out, rows.start, count, depth, W=Packing.of(weight, STEP))
     return out
 
 
 @triton.jit(do_not_specialize=["first"])
-def _widen(weight, out, first, count, depth, W: tl.constexpr, LINES: tl.constexpr):
+def _widen(weight, out, first, count, depth, W: tl.constexpr):
     together: tl.constexpr = W.together
     apart: tl.constexpr = W.run // together
     row = tl.program_id(0) * LINES + tl.arange(0, LINES)

@@ -27,15 +27,7 @@ from peagle.ops.triton.gluon import ring_barriers
 from peagle.ops.triton.hopper_product import few
 from peagle.ops.triton.hopper_product.copies import copy_all
 from peagle.ops.triton.hopper_product.launches import launched
-from peagle.ops.triton.hopper_product.shape import (
-    BOX,
-    CODE,
-    GROUPS,
-    PANEL,
-    STEP,
-    ProductShape,
-    covers,
-)
+from peagle.ops.triton.hopper_product.shape import BOX, GROUPS, PANEL, STEP, ProductShape, covers
 from peagle.ops.triton.hopper_product.sums import first_unit, multiply_all
 from peagle.ops.triton.launch import multiprocessors
 from peagle.ops.triton.product_call import ProductCall
@@ -94,7 +86,6 @@ def divided(call: ProductCall, weight: QuantizedWeight) -> tuple[ProductShape, i
         rows=min(padded(rows), MOST_ROWS * (1 + (weight.format == NVFP4))),
         stages=0,
         programs=0,
-        code=CODE,
     )
     columns = GROUPS.value * shape.columns
     tiles = triton.cdiv(rows, shape.rows) * triton.cdiv(call.out.shape[1], columns)

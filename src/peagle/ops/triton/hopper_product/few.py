@@ -23,7 +23,7 @@ from peagle.ops.triton.gluon import (
     two_of,
 )
 from peagle.ops.triton.hopper_product.launches import launched
-from peagle.ops.triton.hopper_product.shape import CODE, FewShape, covers
+from peagle.ops.triton.hopper_product.shape import FewShape, covers
 from peagle.ops.triton.hopper_product.sums import (
     behind,
     first_unit,
@@ -70,7 +70,7 @@ def divided(call: ProductCall, weight: QuantizedWeight) -> tuple[FewShape, int]:
     tiles = triton.cdiv(call.out.shape[1], FewShape.lines // (1 + form.gated))
     steps = tiles * triton.cdiv(call.x.shape[1], STEP.value)
     programs = min(RESIDENT * multiprocessors(call.x), steps)
-    return FewShape(packing, form, ROWS, STAGES.value, programs, CODE), tiles
+    return FewShape(packing, form, ROWS, STAGES.value, programs), tiles
 
 
 @gluon.jit(do_not_specialize=["rows"])

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from peagle.ops.triton.fences import fence
 from peagle.ops.triton.hopper_product.shape import Shape
-from peagle.ops.triton.launch import counters
 from peagle.ops.triton.product_call import ProductCall
 
 REGISTERS = 128
@@ -16,17 +14,13 @@ REGISTERS = 128
 
 def launched(kernel: Any, call: ProductCall, shape: Shape, tiles: int, *inputs: Any) -> Tensor:
     """Fill a call's results, of which the first is returned. inputs: rows, and the weight."""
-    results = call.results(tiles, 1, 0)._replace(
-        partial=torch.empty(shape.programs * shape.left, device=call.x.device),
-        arrivals=counters(call.x.device, tiles * shape.groups),
-    )
     # the kernel announces after its wait
     fence()
     kernel[(shape.programs,)](
         *inputs,
         call.squares,
         call.bias,
-        results,
+        call.results(tiles * shape.groups, shape.programs * shape.left),
         len(call.x),
         call.sizes,
         P=shape,

@@ -44,7 +44,7 @@ class Shape:
     """Rows of a tile."""
     stages: int
     programs: int
-    code: str
+    code: str = CODE
     """The digest of the kernel's files: a compiled kernel is of one meaning of these numbers."""
     groups: ClassVar[int]
     lines: ClassVar[int]
@@ -92,6 +92,10 @@ class ProductShape(Shape):
     warps: ClassVar[int] = 4
     parts: ClassVar[int] = 16
     """Parts of sums of squares that are loaded at once."""
+    plain: ClassVar[gl.BlockedLayout] = PLAIN.value
+    """How a group's threads have outputs by rows."""
+    gated: ClassVar[gl.BlockedLayout] = GATED.value
+    """How they have outputs by rows by gate and up."""
 
     @property
     def boxes(self) -> int:
@@ -112,16 +116,6 @@ class ProductShape(Shape):
         """How words lie in shared memory."""
         return gl.NVMMASharedLayout(2 * self.words, 16, rank=2)
 
-    @property
-    def plain(self) -> gl.BlockedLayout:
-        """How a group's threads have outputs by rows."""
-        return PLAIN.value
-
-    @property
-    def gated(self) -> gl.BlockedLayout:
-        """How they have outputs by rows by gate and up."""
-        return GATED.value
-
 
 @dataclass(frozen=True)
 class FewShape(Shape):
@@ -131,6 +125,20 @@ class FewShape(Shape):
     lines: ClassVar[int] = 256
     warps: ClassVar[int] = 8
     parts: ClassVar[int] = 128
+    copied: ClassVar[gl.BlockedLayout] = gl.BlockedLayout([1, 8], [4, 8], [warps, 1], [1, 0])
+    """Which words a thread copies, 16 bytes at a time: eight have those of a line."""
+    copied_inputs: ClassVar[gl.BlockedLayout] = gl.BlockedLayout(
+        [1, 8], [1, 32], [warps, 1], [1, 0]
+    )
+    """Which inputs a thread copies: a warp has those of a row."""
+    packed: ClassVar[gl.SwizzledSharedLayout] = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+    """How words, and inputs, lie in shared memory: eight lines' 16 bytes in all its banks."""
+    plain: ClassVar[gl.BlockedLayout] = gl.BlockedLayout([2, 1], [32, 1], [1, warps], [0, 1])
+    """Outputs by rows; a warp has a row, so that no other one has squares of it."""
+    gated: ClassVar[gl.BlockedLayout] = gl.BlockedLayout(
+        [2, 1, 2], [32, 1, 1], [1, warps, 1], [2, 0, 1]
+    )
+    """Outputs by rows by gate and up, both in one thread."""
 
     @property
     def inputs(self) -> gl.DotOperandLayout:
@@ -170,28 +178,3 @@ class FewShape(Shape):
         warps = [[line, 0, 0, 0] for line in (16, 32, 64)]
         shape = [self.lines, 2, 4, 2]
         return gl.DistributedLinearLayout([*words, *lines], lanes, warps, [], shape)
-
-    @property
-    def copied(self) -> gl.BlockedLayout:
-        """Which words a thread copies, 16 bytes at a time: eight have those of a line."""
-        return gl.BlockedLayout([1, 8], [4, 8], [self.warps, 1], [1, 0])
-
-    @property
-    def copied_inputs(self) -> gl.BlockedLayout:
-        """Which inputs a thread copies: a warp has those of a row."""
-        return gl.BlockedLayout([1, 8], [1, 32], [self.warps, 1], [1, 0])
-
-    @property
-    def packed(self) -> gl.SwizzledSharedLayout:
-        """How words, and inputs, lie in shared memory: eight lines' 16 bytes in all its banks."""
-        return gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
-
-    @property
-    def plain(self) -> gl.BlockedLayout:
-        """Outputs by rows; a warp has a row, so that no other one has squares of it."""
-        return gl.BlockedLayout([2, 1], [32, 1], [1, self.warps], [0, 1])
-
-    @property
-    def gated(self) -> gl.BlockedLayout:
-        """Outputs by rows by gate and up, both in one thread."""
-        return gl.BlockedLayout([2, 1, 2], [32, 1, 1], [1, self.warps, 1], [2, 0, 1])
