@@ -25,7 +25,7 @@ from peagle.ops.triton.gluon import (
 from peagle.ops.triton.hopper_product.launches import launched
 from peagle.ops.triton.hopper_product.shape import FewShape, covers
 from peagle.ops.triton.hopper_product.sums import (
-    behind,
+    appended,
     first_unit,
     lines_of,
     multiply_tiles,
@@ -251,4 +251,4 @@ def _beside_words(known, RUN: gl.constexpr, P: gl.constexpr):
 def _in_order(numbers, P: gl.constexpr):
     """Four times the numbers of a quarter of a run as an operand: [lines, run]."""
     one, two, three, four = numbers
-    return operand(behind(behind(one, two), behind(three, four)), P)
+    return operand(appended(appended(one, two), appended(three, four)), P)

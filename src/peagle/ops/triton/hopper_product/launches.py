@@ -5,14 +5,14 @@ from typing import Any
 from torch import Tensor
 
 from peagle.ops.triton.fences import fence
-from peagle.ops.triton.hopper_product.shape import Shape
+from peagle.ops.triton.hopper_product.shape import TileShape
 from peagle.ops.triton.product_call import ProductCall
 
 REGISTERS = 128
 """Registers of a thread, at least at the start."""
 
 
-def launched(kernel: Any, call: ProductCall, shape: Shape, tiles: int, *inputs: Any) -> Tensor:
+def launched(kernel: Any, call: ProductCall, shape: TileShape, tiles: int, *inputs: Any) -> Tensor:
     """Fill a call's results, of which the first is returned. inputs: rows, and the weight."""
     # the kernel announces after its wait
     fence()

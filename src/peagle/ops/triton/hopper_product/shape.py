@@ -35,7 +35,7 @@ def covers(x: Tensor, weight: QuantizedWeight) -> bool:
 
 
 @dataclass(frozen=True)
-class Shape:
+class TileShape:
     """What a kernel is compiled with."""
 
     packing: Packing
@@ -84,7 +84,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class ProductShape(Shape):
+class ProductShape(TileShape):
     """Of more rows than fill the smallest tile."""
 
     groups: ClassVar[int] = GROUPS.value
@@ -118,7 +118,7 @@ class ProductShape(Shape):
 
 
 @dataclass(frozen=True)
-class FewShape(Shape):
+class FewShape(TileShape):
     """Of rows that are no more than a tensor core's instruction takes."""
 
     groups: ClassVar[int] = 1

@@ -158,7 +158,7 @@ def _widened(found, known, P: gl.constexpr):
         codes = found.load(P.numbers)
         if P.packing.kind == "int4":
             one, two, three, four = integers_of(codes, of_lines(known[1], P))
-            lower, upper = behind(one, two), behind(three, four)
+            lower, upper = appended(one, two), appended(three, four)
         else:
             lower, upper = bytes_of(codes) if P.packing.kind == "int8" else bfloat16_of(codes)
         return operand(lower, P), operand(upper, P)
@@ -174,7 +174,7 @@ def _of_run(found, scales, RUN: gl.constexpr, P: gl.constexpr):
     one, two, three, four = e2m1_of(
         codes, of_lines(one, P), of_lines(two, P), of_lines(three, P), of_lines(four, P)
     )
-    return operand(behind(behind(one, two), behind(three, four)), P)
+    return operand(appended(appended(one, two), appended(three, four)), P)
 
 
 @gluon.jit
@@ -190,7 +190,7 @@ def of_lines(x, P: gl.constexpr):
 
 
 @gluon.jit
-def behind(a, b):
+def appended(a, b):
     """Columns of b behind those of a."""
     joined = gl.permute(gl.join(a, b), (0, 2, 1))
     return gl.reshape(joined, [a.shape[0], 2 * a.shape[1]])
@@ -234,7 +234,7 @@ def _finish(total, line, column, first_row, given, P: gl.constexpr):
 
 
 @gluon.jit
-def _write_squares(sums, column, results, sizes, P: gl.constexpr):
+def _write_squares(own, column, results, sizes, P: gl.constexpr):
     """Write sums of squares of a tile's outputs, as the first of the parts that it has."""
     count: gl.constexpr = P.lines // LINES
     part = gl.arange(0, count, gl.SliceLayout(1, P.plain))
@@ -242,8 +242,8 @@ def _write_squares(sums, column, results, sizes, P: gl.constexpr):
     # the last tile may have outputs for fewer than all parts, and for fewer than all groups
     there = (column + part * LINES < sizes.outputs)[:, None] & (row >= 0)[None, :]
     at = results.squares + (column // LINES + part)[:, None] * P.held + row[None, :]
-    sums = gl.where((part == 0)[:, None], sums[None, :], 0.0)
-    gl.store(at, sums, mask=there)
+    own = gl.where((part == 0)[:, None], own[None, :], 0.0)
+    gl.store(at, own, mask=there)
     if P.held > P.rows:
         gl.store(at + P.rows, 0.0, mask=there)
 
