@@ -12,7 +12,7 @@ from peagle.ops import tree as reference
 from peagle.ops.acceptance import accept
 from peagle.ops.candidates import Candidates, Pairs
 from peagle.ops.cycle_state import CycleState
-from peagle.ops.draft import NO_DRAFT, Draft
+from peagle.ops.draft import NO_DRAFT, Draft, Tree
 
 REQUESTS = len(SETTINGS) + 1
 
@@ -103,7 +103,7 @@ def test_walking(device: torch.device, nodes: int):
     chosen[::2, 0] = grown.tokens[::2, 0]
     chosen[::4, 1] = grown.tokens[::4, 2]
     wanted = accept(grown, chosen)
-    tree = grown.tree._replace(parents=grown.tree.parents.to(device))
+    tree = Tree(*(x.to(device) if torch.is_tensor(x) else x for x in grown.tree))
     walked = kernels.accept(Draft(grown.tokens.to(device), tree), chosen.to(device))
     for column, expected in zip(vars(walked).values(), vars(wanted).values(), strict=True):
         assert torch.equal(column.cpu(), expected)

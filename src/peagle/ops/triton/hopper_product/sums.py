@@ -210,9 +210,10 @@ def _finish(total, line, column, first_row, given, P: gl.constexpr):
         total += gl.load(bias + line).to(gl.float32)[:, None]
     # rounded as a product is that is written before its gate is taken, or added to a stream
     kind: gl.constexpr = results.out.dtype.element_ty
-    layout: gl.constexpr = gl.SliceLayout(2, P.gated) if P.form.gated else P.plain
+    apart: gl.constexpr = P.gated
+    layout: gl.constexpr = gl.SliceLayout(2, apart) if P.form.gated else P.plain
     if P.form.gated:
-        gate, up = halves(total.to(kind), P.gated)
+        gate, up = halves(total.to(kind), apart)
         gate = gate.to(gl.float32)
         y = gate / (1.0 + gl.exp(-gate)) * up.to(gl.float32)
     else:
