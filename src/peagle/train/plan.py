@@ -5,6 +5,7 @@ one device.
 """
 
 import copy
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.benchmark import Timer
 
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.kind import DFLASH, MTP
@@ -348,9 +348,14 @@ class Forecast(Preflight):
         weight = torch.randn(largest.shape, dtype=self.dtype)
         rows = torch.randn(self.step.largest_pass, weight.shape[1], dtype=self.dtype)
         weight, rows = weight.to(self.device), rows.to(self.device)
-        named = {"product": F.linear, "rows": rows, "weight": weight}
-        timer = Timer("product(rows, weight)", globals=named, num_threads=torch.get_num_threads())
-        return 2 * len(rows) * weight.numel() / timer.blocked_autorange(min_run_time=seconds).median
+        done, start = -1, time.perf_counter()  # the first one warms up
+        while done < 1 or time.perf_counter() - start < seconds:
+            F.linear(rows, weight)
+            if self.compiled:
+                torch.cuda.synchronize(self.device)
+            done += 1
+            start = time.perf_counter() if done == 0 else start
+        return done * 2 * len(rows) * weight.numel() / (time.perf_counter() - start)
 
 
 def part_of(parameter: str) -> str:
