@@ -50,7 +50,7 @@ class Pace:
     def choose(self, decoding: Sequence[Request], crowded: bool) -> tuple[int | None, int]:
         """Most drafts of each of these, None for its own K; how often the next step has the cycle.
 
-        Changes nothing. crowded: whether prompts wait for the next step, and so for its cycles.
+        Changes nothing. crowded: whether the step before had no rows left for prompts.
         """
         drafts = None
         if self.draft_length is not None and decoding:

@@ -101,7 +101,7 @@ class Plan:
     repeats: int = 1
     """How often cycles run."""
     crowded: bool = False
-    """Whether prompts take all rows that they may have, so that more of them wait."""
+    """Whether prompts have no rows left, so that more of them may wait for the next step."""
 
     @property
     def hosted(self) -> bool:

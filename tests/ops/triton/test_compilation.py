@@ -510,7 +510,7 @@ for lines, size, together, tree, keeps in (
     *((64, 128, 4, False, ALIKE), (64, 128, 2, True, ALIKE), (64, 128, 4, True, ALIKE)),
     *((64, 128, 1, True, ALIKE), (8, 128, 4, False, UNITS), (64, 128, 2, True, UNITS)),
     *((32, 64, 3, False, SCALED), (64, 128, 2, False, SCALED), (16, 64, 4, True, SCALED)),
-    (32, 128, 3, True, UNITS),
+    *((32, 128, 3, True, UNITS), (16, 128, 4, True, SCALED)),
 ):
     plain = size == 128
     sizes = {"heads": 32, "kv_heads": 8, "padded": 4, "size": size, "lines": lines}

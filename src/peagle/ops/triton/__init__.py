@@ -1,9 +1,10 @@
 """GPU kernels behind the signatures of the torch references one folder up.
 
 Some modules stand for no reference of that name: `few_rows` multiplies few rows by weights of any
-format (`skinny_product`, and `hopper_product` for more of them and packed weights), `layer_chain`
-does four such products in one launch, `hopper_attention` does faster what `cached_attention` does,
-`tiles` says how products of few rows are cut, `launch` how kernels follow one another.
+format (`skinny_product`, and `hopper_product` for packed weights: more rows, and up to eight of
+four bits), `layer_chain` does four such products in one launch, `hopper_attention` does faster what
+`cached_attention` does, `tiles` says how products of few rows are cut, `launch` how kernels follow
+one another.
 
 An op says beside its reference, by `in_kernels`, when a kernel takes its place; `products.choice`
 does so for products. Nothing else asks where a tensor is.

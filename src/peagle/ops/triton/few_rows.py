@@ -49,6 +49,6 @@ def add(
 
 def _launch(call: ProductCall) -> Tensor:
     """Fill a call's results, by the kernel that takes it."""
-    more_rows = kernels("hopper_product") if on_hopper(call.x) else None
-    chosen = more_rows if more_rows is not None and more_rows.takes(call) else skinny_product
+    hoppers = kernels("hopper_product") if on_hopper(call.x) else None
+    chosen = hoppers if hoppers is not None and hoppers.takes(call) else skinny_product
     return chosen.launch(call)

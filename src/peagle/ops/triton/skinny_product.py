@@ -5,8 +5,8 @@ The weight is the left operand, so that a tile is [lines, rows]: a tensor core's
 registers, where the numbers are widened (`weights`). How the depth is divided follows from the
 weight alone, so that a row's result is the same to the last bit among any number of rows; only
 weights of four bits are divided in two ways, for few rows and for more. On Hopper `hopper_product`
-takes packed weights and more rows, and adds up otherwise. A tile of gates has as many lines of what
-they gate behind them.
+takes more rows of packed weights, and up to eight of four bits, and adds up otherwise. A tile of
+gates has as many lines of what they gate behind them.
 
 With `batch_invariant` four bits are divided in one way, and tensors like other weights. Where
 rows are many, a program takes all parts of a tensor's depth one after the other, and adds them up

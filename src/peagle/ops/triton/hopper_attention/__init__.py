@@ -3,8 +3,8 @@
 One program takes a part of a request's context (`division`) and all query heads that share keys.
 Keys and values come through a ring in shared memory, ahead of what is multiplied. Four warps need
 64 lines as a product's left operand. Where a request's rows times the heads that share keys fill
-them, these are the left operand, so that no warp needs what another has; fewer, and those of a tree
-in a large program, are columns beside the cache.
+them, these are the left operand, so that no warp needs what another has; fewer, those of a tree in
+a large program, and all beside a cache of 8 bits (`narrow`), are columns beside the cache.
 
 The first tile of a context is the rows' own keys, which their program norms, rotates and writes;
 older ones are on their way while the product still runs, wherever a program is there by then.

@@ -56,7 +56,7 @@ class Tiling:
 
     @property
     def crowded(self) -> bool:
-        """Whether memory and registers are short."""
+        """Whether the ring is short of memory, which keys and values of 8 bits need half of."""
         return self.together == 4 and not self.narrow
 
     @property
@@ -68,7 +68,8 @@ class Tiling:
     def places(self) -> int:
         """Places of the ring, each for a tile's keys or values."""
         # of heads of 128 a small program's six places of 64 keys are 96 KB: two have room in 227
-        # KB; a large one's, of 128 keys, are 192 KB; four programs have 48 KB of them each at most
+        # KB; a large one's, of 128 keys, are 192 KB; four programs have 48 KB of them each at most,
+        # which are six places of 8 bits
         return 6 if not self.crowded else 4 if self.by_rows else 3
 
     @property

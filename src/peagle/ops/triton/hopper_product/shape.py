@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 
 from peagle.ops.triton.gluon import digest
-from peagle.ops.triton.layer_chain.products import GATED, PLAIN
+from peagle.ops.triton.layer_chain import products
 from peagle.ops.triton.product_call import ProductForm
 from peagle.ops.triton.tiles import padded
 from peagle.ops.triton.weights import Packing
@@ -19,8 +19,9 @@ GROUPS, LINES, STEP, PANEL, BOX = map(gl.constexpr, (3, 64, 128, 64, 32))
 """Groups of warps, the lines that each has, inputs of a step and of a panel of rows, and lines of
 the weight in one copy. Squares are summed of as many outputs as a group has lines, too."""
 
-CODE = "".join(digest(str(file)) for file in sorted(Path(__file__).parent.glob("*.py")))
-"""What the kernels' constants mean."""
+FILES = *sorted(Path(__file__).parent.glob("*.py")), Path(products.__file__)
+CODE = "".join(digest(str(file)) for file in FILES)
+"""What the kernels' constants mean, layouts of the layer chain's among them."""
 
 
 def covers(x: Tensor, weight: QuantizedWeight) -> bool:
@@ -92,9 +93,9 @@ class ProductShape(TileShape):
     warps: ClassVar[int] = 4
     parts: ClassVar[int] = 16
     """Parts of sums of squares that are loaded at once."""
-    plain: ClassVar[gl.BlockedLayout] = PLAIN.value
+    plain: ClassVar[gl.BlockedLayout] = products.PLAIN.value
     """How a group's threads have outputs by rows."""
-    gated: ClassVar[gl.BlockedLayout] = GATED.value
+    gated: ClassVar[gl.BlockedLayout] = products.GATED.value
     """How they have outputs by rows by gate and up."""
 
     @property

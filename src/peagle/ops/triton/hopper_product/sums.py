@@ -105,7 +105,7 @@ def _sums(unit, count, line, GROUP: gl.constexpr, ring, given, share, work, P: g
     _, of_tile, _ = work
     done, start, depth = unit - share[0], unit % of_tile, sizes.depth
     of_groups: gl.constexpr = [P.stages * GROUPS, LINES, P.words]
-    of_lines = numbers._reinterpret(gl.int16, of_groups, P.packed)
+    by_lines = numbers._reinterpret(gl.int16, of_groups, P.packed)
     of_panels: gl.constexpr = [P.stages * 2, P.rows, PANEL]
     plain: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     panels = inputs._reinterpret(gl.bfloat16, of_panels, plain)
@@ -118,7 +118,7 @@ def _sums(unit, count, line, GROUP: gl.constexpr, ring, given, share, work, P: g
         # a step ahead: unlike the rest it is not copied beforehand
         coming = _shared(weight, line, gl.minimum(at + STEP, depth - 1), P)
         mbarrier.wait(full.index(slot), (done + step) // P.stages & 1)
-        left, right = _widened(of_lines.index(slot * GROUPS + GROUP), known, P)
+        left, right = _widened(by_lines.index(slot * GROUPS + GROUP), known, P)
         own = total if P.packing.kind == "nvfp4" else nothing
         first, second = panels.index(slot * 2), panels.index(slot * 2 + 1)
         own = warpgroup_mma(left, first.permute((1, 0)), own, is_async=True)
