@@ -40,9 +40,7 @@ def ring_barriers(STAGES: gl.constexpr, READERS: gl.constexpr = 1):
 @gluon.jit
 def bfloat16_of(codes):
     """The lower and the upper number of each 16 bits, as `widening.e4m3` finds them."""
-    return gl.inline_asm_elementwise(
-        OF_E4M3, "=r,=r,r", [codes], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
-    )
+    return _both_of(OF_E4M3, codes)
 
 
 @gluon.jit
@@ -56,9 +54,7 @@ def codes_of(numbers):
 @gluon.jit
 def bytes_of(codes):
     """As `widening.integers8`."""
-    return gl.inline_asm_elementwise(
-        OF_BYTES, "=r,=r,r", [codes], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
-    )
+    return _both_of(OF_BYTES, codes)
 
 
 @gluon.jit
@@ -120,6 +116,20 @@ def of_quad(x, LANE: gl.constexpr):
         dtype=gl.int32,
         is_pure=True,
         pack=1,
+    )
+
+
+@gluon.jit
+def appended(a, b):
+    """Columns of b behind those of a."""
+    joined = gl.permute(gl.join(a, b), (0, 2, 1))
+    return gl.reshape(joined, [a.shape[0], 2 * a.shape[1]])
+
+
+@gluon.jit
+def _both_of(ASM: gl.constexpr, codes):
+    return gl.inline_asm_elementwise(
+        ASM, "=r,=r,r", [codes], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
     )
 
 

@@ -14,7 +14,7 @@ rows draw is put in order at the end.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from peagle.ops.triton.gluon import bfloat16_of
+from peagle.ops.triton.gluon import appended, bfloat16_of
 
 
 @gluon.jit
@@ -29,8 +29,7 @@ def kept_of(x, scale, KIND: gl.constexpr):
 def keys_of(codes, scale, KIND: gl.constexpr, TILING: gl.constexpr):
     """A left operand, [keys, size], of type KIND from a place of the ring."""
     lower, upper = bfloat16_of(codes.load(TILING.left))
-    both = gl.permute(gl.join(lower, upper), (0, 2, 1))
-    return _operand(gl.reshape(both, [TILING.keys, TILING.size]), scale, KIND, TILING)
+    return _operand(appended(lower, upper), scale, KIND, TILING)
 
 
 @gluon.jit

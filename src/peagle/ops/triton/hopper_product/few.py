@@ -25,11 +25,11 @@ from peagle.ops.triton.gluon import (
 from peagle.ops.triton.hopper_product.launches import launched
 from peagle.ops.triton.hopper_product.shape import FewShape, covers
 from peagle.ops.triton.hopper_product.sums import (
-    appended,
     first_unit,
     lines_of,
     multiply_tiles,
     of_lines,
+    of_quarters,
     operand,
 )
 from peagle.ops.triton.launch import multiprocessors
@@ -212,7 +212,7 @@ def _added_integers(total, words, inputs, known, P: gl.constexpr):
         codes, rows = _of_run(words, inputs, run, P)
         numbers = integers_of(codes, of_lines(less[run], P))
         nothing = gl.full([P.lines, P.rows], 0.0, gl.float32, P.sums)
-        own = mma_v2(_in_order(numbers, P), rows, nothing)
+        own = mma_v2(of_quarters(numbers, P), rows, nothing)
         # a scale multiplies sums of one group, not numbers
         scale = gl.convert_layout(scales[run].to(gl.float32), gl.SliceLayout(1, P.sums))
         total += own * scale[:, None]
@@ -228,7 +228,7 @@ def _added_e2m1(total, words, inputs, scales, P: gl.constexpr):
         one, two = two_of(_beside_words(lower, run, P))
         three, four = two_of(_beside_words(upper, run, P))
         numbers = e2m1_of(codes, one, two, three, four)
-        total = mma_v2(_in_order(numbers, P), rows, total)
+        total = mma_v2(of_quarters(numbers, P), rows, total)
     return total
 
 
@@ -245,10 +245,3 @@ def _beside_words(known, RUN: gl.constexpr, P: gl.constexpr):
     """What lines have for a run, for each of its words: [lines, words]."""
     found = of_quad(known, RUN)[:, None, :][:, :, :, None]
     return operand(gl.reshape(found.broadcast_to(P.lines, 2, 4, 2), [P.lines, 16]), P)
-
-
-@gluon.jit
-def _in_order(numbers, P: gl.constexpr):
-    """Four times the numbers of a quarter of a run as an operand: [lines, run]."""
-    one, two, three, four = numbers
-    return operand(appended(appended(one, two), appended(three, four)), P)

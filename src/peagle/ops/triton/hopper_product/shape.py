@@ -1,5 +1,6 @@
 """How a product is divided among programs, and what their threads have of it."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -36,7 +37,7 @@ def covers(x: Tensor, weight: QuantizedWeight) -> bool:
 
 
 @dataclass(frozen=True)
-class TileShape:
+class TileShape(ABC):
     """What a kernel is compiled with."""
 
     packing: Packing
@@ -74,9 +75,9 @@ class TileShape:
         return padded(self.rows)
 
     @property
+    @abstractmethod
     def sums(self) -> gl.NVMMADistributedLayout:
         """How a group's threads have sums [lines, rows]."""
-        raise NotImplementedError
 
     @property
     def numbers(self) -> gl.DotOperandLayout:

@@ -9,7 +9,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from peagle.ops.triton.gluon import bfloat16_of, bytes_of, e2m1_of, integers_of, meet, scales_of
+from peagle.ops.triton.gluon import (
+    appended,
+    bfloat16_of,
+    bytes_of,
+    e2m1_of,
+    integers_of,
+    meet,
+    scales_of,
+)
 from peagle.ops.triton.hopper_product.shape import GROUPS, LINES, PANEL, STEP
 from peagle.ops.triton.layer_chain.products import halves
 
@@ -171,10 +179,10 @@ def _of_run(found, scales, RUN: gl.constexpr, P: gl.constexpr):
     even, odd = gl.split(gl.reshape(scales_of(scales), [LINES, 2, 2]))
     one, three = gl.split(even)
     two, four = gl.split(odd)
-    one, two, three, four = e2m1_of(
+    numbers = e2m1_of(
         codes, of_lines(one, P), of_lines(two, P), of_lines(three, P), of_lines(four, P)
     )
-    return operand(appended(appended(one, two), appended(three, four)), P)
+    return of_quarters(numbers, P)
 
 
 @gluon.jit
@@ -190,10 +198,10 @@ def of_lines(x, P: gl.constexpr):
 
 
 @gluon.jit
-def appended(a, b):
-    """Columns of b behind those of a."""
-    joined = gl.permute(gl.join(a, b), (0, 2, 1))
-    return gl.reshape(joined, [a.shape[0], 2 * a.shape[1]])
+def of_quarters(numbers, P: gl.constexpr):
+    """Four times the numbers of a quarter of a run as an operand: [lines, run]."""
+    one, two, three, four = numbers
+    return operand(appended(appended(one, two), appended(three, four)), P)
 
 
 @gluon.jit
