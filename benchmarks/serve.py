@@ -6,9 +6,11 @@ Starts both, each with its defaults and a share of the card's memory, and lets `
 load them in turns: tokens per second, latencies, acceptance. Prompts are pieces of the given files,
 of random lengths, most short and few long; answers end where the model ends them. With `--burst`,
 so many prompts then come at once, of which all but a fifth is a beginning that they share, and want
-eight tokens each. The directory holds `result.json`, which `keep.py` keeps, with the processor time
-of each server's processes, idle turns included; and bench.json, burst.json and report/ of that
-command.
+eight tokens each; `--chats` asks whole prompts. `--beside none,chains` starts more servers: both
+without speculation, and ours with drafts that do not branch; where `--cache-bytes` says what each
+keeps, all start at once. The directory holds `result.json`, which `keep.py` keeps, with the
+processor time of each server's processes, idle turns included; and report/ and a file for each load
+of that command.
 """
 
 import json
@@ -17,8 +19,10 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +39,7 @@ from records.result import UNKNOWN, Result, Row, Run
 from records.store import write
 from server_process import ServerProcess, family, started
 
-NAME = "model"
+NAME, BURST = "model", "burst"
 START_SECONDS, REPORT_SECONDS = 400.0, 60.0
 SPREAD = 1.0
 """Deviation of the logarithm of a prompt's length."""
@@ -43,6 +47,8 @@ CHARACTERS, BURST_CHARACTERS = (400, 6000), (1600, 6000)
 """The median length of a prompt, and the most."""
 SHARED = 0.8
 """How much of each prompt of a burst all of them begin with."""
+MORE = ("none", "chains")
+"""What `--beside` may name."""
 TICKS = os.sysconf("SC_CLK_TCK")
 UNITS = {
     "start_seconds": "s",
@@ -61,10 +67,15 @@ def main(
     requests: Annotated[int, typer.Option(help="Requests of each number, in a round.")] = 256,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
     rounds: Annotated[int, typer.Option(help="Rounds, in turns.")] = 2,
+    chats: Annotated[
+        str, typer.Option(help="C:N, …: N whole prompts of each file, C at once.")
+    ] = "",
     burst: Annotated[int, typer.Option(help="Prompts that come at once, at the end.")] = 0,
     temperature: Annotated[str, typer.Option(help="As in peagle bench.")] = "0",
     speculative_config: Annotated[str, typer.Option(help="vLLM's JSON, for both.")] = "",
+    beside: Annotated[str, typer.Option(help="More servers: none, chains, or both.")] = "",
     memory: Annotated[float, typer.Option(help="Share of the card's memory for each.")] = 0.42,
+    cache_bytes: Annotated[int, typer.Option(help="Bytes for each's keys and values.")] = 0,
     api_server_count: Annotated[int, typer.Option(help="Processes in front of each.")] = 1,
     vllm_python: Annotated[Path, typer.Option(help="vLLM's interpreter.")] = Path(sys.executable),
     vllm_path: Annotated[Path | None, typer.Option(help="Directory of vLLM's packages.")] = None,
@@ -77,52 +88,114 @@ def main(
     out.mkdir(parents=True)
     _write_prompts(out / "prompts.jsonl", pieces(prompts, requests, CHARACTERS, seed))
     _write_prompts(out / "burst.jsonl", pieces(prompts, burst, BURST_CHARACTERS, seed, SHARED))
+    more = [name for name in beside.split(",") if name]
+    if unknown := set(more) - set(MORE):
+        raise InputError(f"--beside takes {', '.join(MORE)}, not {', '.join(sorted(unknown))}")
+    flags = ["--served-model-name", NAME, "--gpu-memory-utilization", str(memory)]
+    flags += ["--api-server-count", str(api_server_count)]
+    if cache_bytes:
+        flags += ["--kv-cache-memory-bytes", str(cache_bytes)]
     vllm = Vllm(vllm_python, vllm_path)
-    commands = _commands(model, speculative_config, memory, api_server_count, vllm)
-    flags = ["--concurrency", concurrency, "--max-tokens", max_tokens, "--rounds", rounds]
-    flags += ["--temperature", temperature, "--json", out / "bench.json"]
-    flags += ["--report", out / "report", "--prompts", out / "prompts.jsonl"]
-    at_once = ["--concurrency", burst, "--max-tokens", 8, "--rounds", rounds]
-    at_once += ["--json", out / "burst.json", "--prompts", out / "burst.jsonl"]
+    given = json.loads(speculative_config) if speculative_config else {}
+    servers = {one.name: one for one in _servers([model, *flags], given, more, vllm)}
     about = begun(f"Both servers over HTTP, {Path(model).name}", card.reading())
     asked: dict[str, Any] = {"memory": memory, "requests": requests, "max_tokens": max_tokens}
     asked |= {"api_server_count": api_server_count}
-    about["setting"] = asked | _speculation(speculative_config)
-    rows: list[Row] = []
+    about["setting"] = asked | _speculation(given)
+    every = ["--max-tokens", max_tokens, "--temperature", temperature]
+    loads = {"bench": [*every, "--concurrency", concurrency, "--prompts", out / "prompts.jsonl"]}
+    loads["bench"] += ["--report", out / "report"]
+    for at_once, _, limit in (one.partition(":") for one in chats.split(",") if one):
+        whole = [flag for file in prompts for flag in ("--prompts", file)]
+        loads[f"chats-{at_once}"] = [*every, "--concurrency", at_once, "--limit", limit, *whole]
+    if burst:
+        at_end = ["--max-tokens", 8, "--concurrency", burst, "--prompts", out / "burst.jsonl"]
+        loads[BURST] = [*at_end, "--temperature", temperature]
     with ExitStack() as running:
-        servers = {
-            name: running.enter_context(
-                started(command, out / f"{name}.log", environment, start_seconds=START_SECONDS)
+
+        def start(one: Server) -> None:
+            log = out / f"{one.name}.log"
+            one.process = running.enter_context(
+                started(one.command, log, one.environment, START_SECONDS)
             )
-            for name, (command, environment) in commands.items()
-        }
-        before = {name: processor_seconds(server) for name, server in servers.items()}
-        try:
-            _bench(servers, flags)
-        finally:  # what was measured counts, however it ended
-            if (out / "bench.json").exists():
-                rows = _rows(out, servers, before)
-                _write(out, about, rows)
-        if burst:
-            _bench(servers, at_once)
-            _write(out, about, rows)
+
+        # one that measures what memory is left must start alone
+        with ThreadPoolExecutor(len(servers) if cache_bytes else 1) as pool:
+            list(pool.map(start, servers.values()))
+        for one in servers.values():
+            one.before = processor_seconds(one.process)
+        rows: list[Row] = []
+        for name, load in loads.items():
+            try:
+                _bench(servers, [*load, "--rounds", rounds, "--json", out / f"{name}.json"])
+            finally:  # what was measured counts, however it ended
+                documents = _documents(out, loads)
+                if documents:
+                    rows = rows if name == BURST else _rows(documents, servers)
+                    _write(out, about, documents, rows, servers)
 
 
-def _rows(
-    out: Path,
-    servers: Mapping[str, ServerProcess],
-    before: Mapping[str, tuple[float, float]],
-) -> list[Row]:
+@dataclass
+class Server:
+    """One of the servers that take turns."""
+
+    side: str
+    command: list[str]
+    """How it is started, but for its port."""
+    environment: Mapping[str, str]
+    speculation: Mapping[str, Any]
+    setting: str = ""
+    """What of it is not as users start it."""
+    process: ServerProcess = field(init=False)
+    before: tuple[float, float] = field(init=False)
+    """Its processor time when it had started."""
+
+    @property
+    def name(self) -> str:
+        """As reports name it."""
+        return "-".join(filter(None, (self.side, self.setting)))
+
+
+def _servers(
+    flags: Sequence[str], given: Mapping[str, Any], more: Sequence[str], vllm: Vllm
+) -> Iterator[Server]:
+    """Both, and more of them. given: their speculative configuration."""
+    ours: list[str] = [sys.executable, "-m", "peagle", "serve", *flags]
+    theirs = [str(vllm.python), "-m", "vllm.entrypoints.cli.main", "serve", *flags]
+    sides = {
+        "peagle": (ours, os.environ),
+        "vllm": (theirs, {**vllm.environment(), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}),
+    }
+
+    def server(side: str, speculation: Mapping[str, Any], setting: str = "") -> Server:
+        command, environment = sides[side]
+        config = ["--speculative-config", json.dumps(speculation)] if speculation else []
+        return Server(side, [*command, *config, "--port"], environment, speculation, setting)
+
+    yield from (server(side, given) for side in sides)
+    if "none" in more:
+        yield from (server(side, {}, "none") for side in sides)
+    if "chains" in more:
+        yield server("peagle", {**given, "num_tree_nodes": 0}, "chains")
+
+
+def _documents(out: Path, loads: Mapping[str, Any]) -> dict[str, Any]:
+    """What `peagle bench` wrote so far, by load."""
+    files = {name: out / f"{name}.json" for name in loads}
+    return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+
+
+def _rows(documents: Mapping[str, Any], servers: Mapping[str, Server]) -> list[Row]:
     """What the processes of each server took, which is printed as well."""
-    tokens = _tokens(json.loads((out / "bench.json").read_text())["runs"])
+    tokens = _tokens([run for one in documents.values() for run in one["runs"]])
     rows: list[Row] = []
     for name, server in servers.items():
-        pairs = zip(processor_seconds(server), before[name], strict=True)
+        pairs = zip(processor_seconds(server.process), server.before, strict=True)
         seconds, in_front = (now - then for now, then in pairs)
         each = 1e6 / max(tokens.get(name, 0), 1)
         row: Row = {
             "side": name,
-            "start_seconds": round(server.start_seconds, 1),
+            "start_seconds": round(server.process.start_seconds, 1),
             "tokens": tokens.get(name, 0),
             "processor_seconds": round(seconds, 2),
             "microseconds_per_token": round(seconds * each, 2),
@@ -133,39 +206,42 @@ def _rows(
     return rows
 
 
-def _write(out: Path, about: Mapping[str, Any], rows: Sequence[Row]) -> None:
+def _write(
+    out: Path,
+    about: Mapping[str, Any],
+    documents: Mapping[str, Any],
+    rows: Sequence[Row],
+    servers: Mapping[str, Server],
+) -> None:
     """The result so far: what clients saw, and what the servers took."""
-    documents = [
-        json.loads((out / name).read_text())
-        for name in ("bench.json", "burst.json")
-        if (out / name).exists()
-    ]
     versions = {side: {side: UNKNOWN} for side in ("peagle", "vllm")} | about["versions"]
-    for one in documents[0]["environment"]["servers"]:
-        versions[one["name"]] = {**versions[one["name"]], one["name"]: str(one["version"])}
-    given = about["setting"].get("speculation", {})
-    runs = [_run(entry, given) for one in documents for entry in one["runs"]]
-    doubts = [doubt for one in documents for doubt in one["doubts"]]
+    for one in next(iter(documents.values()))["environment"]["servers"]:
+        side = servers[one["name"]].side
+        versions[side] = {**versions[side], side: str(one["version"])}
+    entries = [entry for one in documents.values() for entry in one["runs"]]
+    runs = [_run(entry, servers[entry["method"]]) for entry in entries]
+    doubts = [doubt for one in documents.values() for doubt in one["doubts"]]
     found = {**about, "versions": versions, "runs": runs, "rows": rows, "doubts": doubts}
     write(Result.model_validate({**found, "units": UNITS}), out / "result.json")
 
 
-def _run(entry: Mapping[str, Any], given: Mapping[str, Any]) -> Run:
+def _run(entry: Mapping[str, Any], server: Server) -> Run:
     """A server's run, with the method and K that it was started with; ours drafts by load."""
+    given = server.speculation
     k, method = given.get("num_speculative_tokens", 0), "none"
     if given:
         by_draft = "eagle3" if given.get("parallel_drafting") is False else "peagle"
         method = "ngram" if given["method"] == "ngram" else by_draft
-    mode = "auto" if k and entry["method"] == "peagle" else "fixed"
-    return run_of(entry, side=entry["method"], method=method, k=k, draft_length=mode)
+    mode = "auto" if k and server.side == "peagle" else "fixed"
+    setting = "" if server.setting == "none" else server.setting
+    return run_of(entry, side=server.side, setting=setting, method=method, k=k, draft_length=mode)
 
 
-def _speculation(config: str) -> dict[str, Any]:
+def _speculation(given: Mapping[str, Any]) -> dict[str, Any]:
     """What a result says of it: without its drafter's place on this machine."""
-    if not config:
+    if not given:
         return {}
-    given = json.loads(config)
-    return {"speculation": given | {"model": Path(given.get("model", "")).name}}
+    return {"speculation": {**given, "model": Path(given.get("model", "")).name}}
 
 
 def pieces(
@@ -196,25 +272,10 @@ def _write_prompts(file: Path, texts: Sequence[str]) -> None:
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
 
 
-def _commands(
-    model: str, speculation: str, memory: float, fronts: int, vllm: Vllm
-) -> dict[str, tuple[list[str], Mapping[str, str]]]:
-    """How each server is started, but for its port; and its environment."""
-    flags = [model, "--served-model-name", NAME, "--gpu-memory-utilization", str(memory)]
-    if speculation:
-        flags += ["--speculative-config", speculation]
-    flags += ["--api-server-count", str(fronts), "--port"]
-    theirs = [str(vllm.python), "-m", "vllm.entrypoints.cli.main", "serve", *flags]
-    environment = {**vllm.environment(), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    return {
-        "peagle": ([sys.executable, "-m", "peagle", "serve", *flags], os.environ),
-        "vllm": (theirs, environment),
-    }
-
-
-def _bench(servers: Mapping[str, ServerProcess], flags: Sequence[Any]) -> None:
+def _bench(servers: Mapping[str, Server], flags: Sequence[Any]) -> None:
     """Load the servers in turns; exits if that fails."""
-    urls = [flag for name, one in servers.items() for flag in ("--url", f"{name}={one.url}")]
+    addresses = [f"{name}={one.process.url}" for name, one in servers.items()]
+    urls = [flag for address in addresses for flag in ("--url", address)]
     command = [sys.executable, "-m", "peagle", "bench", "--chat", "--no-ignore-eos", *urls]
     process = subprocess.Popen([*command, *map(str, flags)])
     try:

@@ -49,7 +49,9 @@ def test_pieces_of_a_burst_begin_alike(prompts: Path):
 def asked(prompts: Path, python: Path, out: Path) -> "subprocess.CompletedProcess[str]":
     """What the script does with a pair of the bundled target's servers."""
     sizes = ["--requests", 4, "--max-tokens", 8, "--rounds", 1, "--concurrency", "1,2"]
-    sizes += ["--burst", 3]
+    sizes += ["--burst", 3, "--chats", "2:2", "--cache-bytes", 1 << 24, "--beside", "none,chains"]
+    speculation = {"model": str(bundled("peagle")), "method": "eagle3", "parallel_drafting": True}
+    sizes += ["--speculative-config", json.dumps({**speculation, "num_speculative_tokens": 3})]
     given = [bundled("target"), "--prompts", prompts, *sizes, "--vllm-python", python, "--out", out]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(SCRIPT), *map(str, given)]
@@ -65,17 +67,28 @@ def test_both_servers_are_measured_in_one_report(prompts: Path, tmp_path: Path):
     assert done.returncode == 0, done.stderr
     runs = json.loads((out / "bench.json").read_text())["runs"]
     cases = [(run["method"], run["concurrency"]) for run in runs]
-    assert sorted(cases) == [("peagle", 1), ("peagle", 2), ("vllm", 1), ("vllm", 2)]
+    servers = ["peagle", "peagle-chains", "peagle-none", "vllm", "vllm-none"]
+    assert sorted(cases) == [(name, at_once) for name in servers for at_once in (1, 2)]
     kept = read(out / "result.json")
     assert kept.versions["peagle"]["torch"]
-    burst = [run for run in kept.runs if run.data == "burst"]
-    assert [(run.side, run.concurrency, run.failed) for run in burst] == [
-        ("peagle", 3, 0),
-        ("vllm", 3, 0),
-    ]
-    for name, row in zip(("peagle", "vllm"), kept.rows, strict=True):
-        wrote = [run for run in kept.runs if run.side == name and run.data == "prompts"]
-        assert (row["side"], row["tokens"]) == (name, sum(run.output_tokens for run in wrote))
+    started = {
+        "peagle": ("peagle", "", "peagle", "auto"),
+        "vllm": ("vllm", "", "peagle", "fixed"),
+        "peagle-none": ("peagle", "", "none", "fixed"),
+        "vllm-none": ("vllm", "", "none", "fixed"),
+        "peagle-chains": ("peagle", "chains", "peagle", "auto"),
+    }
+    told: dict[str, list[tuple[str, int, int]]] = {name: [] for name in started}
+    tokens = dict.fromkeys(started, 0)
+    for run in kept.runs:
+        how = (run.side, run.setting, run.method, run.draft_length)
+        name = next(name for name, case in started.items() if case == how)
+        told[name].append((run.data, run.concurrency, run.failed))
+        tokens[name] += run.output_tokens if run.data != "burst" else 0
+    loads = [("prompts", 1, 0), ("prompts", 2, 0), ("own", 2, 0), ("burst", 3, 0)]
+    assert told == dict.fromkeys(started, loads)
+    for name, row in zip(started, kept.rows, strict=True):
+        assert (row["side"], row["tokens"]) == (name, tokens[name])
         assert row["processor_seconds"] > 0.05
         assert 0 < row["in_the_first_process"] <= row["microseconds_per_token"]
         assert row["start_seconds"] > 0.5
