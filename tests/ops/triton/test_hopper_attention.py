@@ -54,8 +54,11 @@ def test_programs_are_as_large_as_few_pairs_leave_room_for(few_lines: bool) -> N
     assert programs(512, few_lines, 128, 1, 132) == 2
 
 
-@pytest.mark.parametrize(("requests", "tree", "large"), [(1, True, True), (8, False, False)])
-def test_a_trees_many_lines_are_columns_where_programs_are_large(
+@pytest.mark.parametrize(
+    ("requests", "tree", "large"),
+    [(1, True, True), (33, True, True), (1, False, True), (16, False, True), (17, False, False)],
+)
+def test_many_lines_are_columns_where_programs_are_large(
     requests: int, tree: bool, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from peagle.ops.triton import hopper_attention
