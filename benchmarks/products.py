@@ -140,7 +140,8 @@ def products(target: Decoder, rows: int) -> Iterator[Product]:
         yield _experts(mixtures, inputs(embeddings.shape[1]), target.norm)
     else:
         dense = [cast(MLP, at.mlp) for at in layers]
-        yield product("gates", residual.gated, [mlp.gate_up for mlp in dense])
+        gated = partial(residual.gated, gate=dense[0].gate)
+        yield product("gates", gated, [mlp.gate_up for mlp in dense])
         yield product("down", residual.linear, [mlp.down for mlp in dense])
     yield product("head", residual.linear, [target.head])
 

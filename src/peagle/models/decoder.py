@@ -23,6 +23,7 @@ from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts, RoutedExperts, ScaledExperts
 from peagle.ops.norm import HeadNorm, RMSNorm, normalized
 from peagle.ops.packing import LeanModule
+from peagle.ops.products.product import Epilogue
 from peagle.ops.rope import RopeConfig, Rotation, apply_rope, query_scales, rope_table, rotation_at
 from peagle.ops.rows import take
 from peagle.ops.sandwich import Mixture
@@ -121,12 +122,13 @@ class MLP(LeanModule):
 
     def __init__(self, spec: MLPSpec, hidden_size: int) -> None:
         super().__init__()
-        self.gated = swiglu if spec.activation == "silu" else geglu
+        self.gate = Epilogue.GATE if spec.activation == "silu" else Epilogue.GELU_GATE
         self.gate_up = Linear(hidden_size, 2 * spec.intermediate_size, spec.bias)
         self.down = Linear(spec.intermediate_size, hidden_size, spec.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.gated(self.gate_up(x)))
+        gated = swiglu if self.gate is Epilogue.GATE else geglu
+        return self.down(gated(self.gate_up(x)))
 
 
 class SharedExperts(LeanModule):

@@ -23,7 +23,6 @@ from peagle.ops.moe import Experts
 from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
 from peagle.ops.residual import Beside, BlockWeights
-from peagle.ops.swiglu import swiglu
 
 AttendProduct = Callable[[int, Tensor, QKVSpec], Tensor]
 """(layer, its q, k, v product [rows, width], how to read it) -> [rows, heads * head_dim]."""
@@ -130,15 +129,12 @@ class FusedLayers:
         if isinstance(layer, SandwichLayer):
             stream, x = _after_sandwich(layer, attended, stream, norm)
             return stream, x, None if following is None else residual.linear(x, following)
-        if isinstance(mlp, MLP) and mlp.gated is swiglu:
+        if isinstance(mlp, MLP):
             weights = out, layer.post_norm, mlp.gate_up, mlp.down
-            block = BlockWeights(*weights, norm, following)
+            block = BlockWeights(*weights, norm, following, mlp.gate)
             return residual.layer_chain(attended, stream, block)
         stream, x = residual.add(attended, out, stream, layer.post_norm)
-        if isinstance(mlp, MLP):
-            inner = mlp.gated(residual.linear(x, mlp.gate_up))
-            stream, x = residual.add(inner, mlp.down, stream, norm)
-        elif isinstance(mlp, SharedExperts):
+        if isinstance(mlp, SharedExperts):
             beside = Beside(_through(mlp.shared, x), mlp.shared_gate, x)
             stream, x = residual.add_mixture(x, mlp.experts, stream, norm, beside)
         else:
@@ -172,10 +168,7 @@ def _after_sandwich(
 def _through(mlp: MLP | Experts | SharedExperts, x: Normed) -> Tensor:
     """What an MLP makes of rows: [rows, hidden_size]."""
     assert isinstance(mlp, MLP)
-    if mlp.gated is swiglu:
-        inner = residual.gated(x, mlp.gate_up)
-    else:
-        inner = mlp.gated(residual.linear(x, mlp.gate_up))
+    inner = residual.gated(x, mlp.gate_up, mlp.gate)
     return residual.linear(Normed(inner, None, x.eps), mlp.down)
 
 

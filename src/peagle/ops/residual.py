@@ -29,6 +29,7 @@ class BlockWeights:
     next_norm: RMSNorm
     qkv: Linear | None
     """The next layer's; None after the last."""
+    gate: Epilogue = Epilogue.GATE
 
 
 @in_kernels(
@@ -42,7 +43,7 @@ def layer_chain(
     attended: [rows, heads * head_dim]; stream: [rows, hidden_size].
     """
     stream, x = add(attended, block.out, stream, block.post_norm)
-    stream, x = add(gated(x, block.gate_up), block.down, stream, block.next_norm)
+    stream, x = add(gated(x, block.gate_up, block.gate), block.down, stream, block.next_norm)
     return stream, x, None if block.qkv is None else linear(x, block.qkv)
 
 
@@ -57,9 +58,9 @@ def linear(x: Normed, layer: Linear) -> Tensor:
     return choose(x, layer, Epilogue.NONE).linear(x, layer)
 
 
-def gated(x: Normed, gate_up: Linear) -> Tensor:
-    """SwiGLU's inner product: silu(gate) * up, [rows, out_features / 2]."""
-    return choose(x, gate_up, Epilogue.GATE).gated(x, gate_up)
+def gated(x: Normed, gate_up: Linear, gate: Epilogue) -> Tensor:
+    """A gated MLP's inner product: silu(gate) * up, or gelu's, [rows, out_features / 2]."""
+    return choose(x, gate_up, gate).gated(x, gate_up, gate)
 
 
 def add(x: Tensor, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:

@@ -87,17 +87,18 @@ def product(rows, **flags):
     assert spilled(made) == 0, (rows, flags)
 
 
-FORM = ("gated", "adds", "apart")
+FORM = ("gated", "gelu", "adds", "apart")
 
 
 def product_form(parts, splits=1, **flags):
-    form = {"gated": False, "adds": False} | {n: flags.pop(n) for n in FORM if n in flags}
+    form = dict.fromkeys(FORM, False) | {n: flags.pop(n) for n in FORM if n in flags}
     absent = {n: None for n in ("squares", "bias") if n not in flags}
     return {"F": ProductForm(splits, parts, **form), **absent}
 
 
 product(16, adds=True)
 product(32, squares=True, gated=True)
+product(16, squares=True, gated=True, gelu=True)
 product(16, squares=True, bias=True)
 product(64, adds=True, splits=2)
 for rows, step in ((16, 256), (64, 128)):

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from test_quantized_kernels import four_bits, fp8_weight, int8_weight
+from test_quantized_kernels import GATES, four_bits, fp8_weight, int8_weight
 
 from peagle.ops.norm import rms_norm
+from peagle.ops.products.product import Epilogue
 from peagle.ops.weight import QuantizedWeight
 
 FORMS = ["nvfp4", "nvfp4 divided", "int4", "int4 128", "int4 128, zeros", "int4 256"]
@@ -112,18 +113,21 @@ def test_programs_go_on_in_the_next_tile(hopper: torch.device, form: str, rows: 
         *(("nvfp4", 7, 104), ("nvfp4", 8, 300), ("int4 128", 1, 300), ("int4 128, zeros", 7, 201)),
     ],
 )
+@pytest.mark.parametrize("gate", GATES)
 @torch.inference_mode()
-def test_gates_of_a_normed_stream(hopper: torch.device, form: str, rows: int, outputs: int):
+def test_gates_of_a_normed_stream(
+    hopper: torch.device, form: str, rows: int, outputs: int, gate: Epilogue
+):
     from peagle.ops.triton import few_rows
 
     weight = weight_of(form, 2 * outputs, 640).to(hopper)
     x = torch.randn(rows, 640, device=hopper, dtype=torch.bfloat16)
     squares = torch.zeros(18, 64, device=hopper)
     squares[:, :rows] = x.float().square().unflatten(1, (-1, 640)).sum(2).T / 18
-    found = few_rows.gated(x, squares, 1e-5, weight)
+    found = few_rows.gated(x, squares, 1e-5, weight, gate)
     normed = rms_norm(x.float(), torch.ones(640, device=hopper), 1e-5)
-    gate, up = (normed @ weight.dense().float().T).bfloat16().float().chunk(2, dim=1)
-    assert far(found, torch.nn.functional.silu(gate) * up) < 0.01
+    product = (normed @ weight.dense().float().T).bfloat16().float()
+    assert far(found, GATES[gate](product)) < 0.01
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from test_quantized_kernels import GATES
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -9,8 +10,8 @@ from peagle.ops import sandwich, triton
 from peagle.ops.moe import ScaledExperts
 from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.products.normed import Normed
+from peagle.ops.products.product import Epilogue
 from peagle.ops.sandwich import Mixture, MixtureInputs
-from peagle.ops.swiglu import swiglu
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 EPS = 1e-6
@@ -136,21 +137,25 @@ def test_products_equal_norm_product_and_addition(
     normed = rms_norm(expected, scale, 1e-5)
     product = few_rows.linear(scaled, squares, 1e-5, second, None)
     torch.testing.assert_close(product, F.linear(normed, second), rtol=1e-4, atol=1e-4)
-    gate, up = F.linear(normed, second).chunk(2, dim=-1)
-    swiglu = few_rows.gated(scaled, squares, 1e-5, second)
-    torch.testing.assert_close(swiglu, F.silu(gate) * up, rtol=1e-3, atol=1e-4)
+    for gate, gated in GATES.items():
+        found = few_rows.gated(scaled, squares, 1e-5, second, gate)
+        torch.testing.assert_close(found, gated(F.linear(normed, second)), rtol=1e-3, atol=1e-4)
 
 
-def test_products_are_rounded_before_the_gate_is_taken(device: torch.device) -> None:
+@pytest.mark.parametrize("gate", GATES)
+def test_products_are_rounded_before_the_gate_is_taken(
+    device: torch.device, gate: Epilogue
+) -> None:
     """As where they are written first, so that a row is the same on either way."""
     from peagle.ops.triton import few_rows
 
     x, weight = (torch.randint(-64, 65, size) / 256 for size in ((5, 256), (96, 256)))
     half = torch.float16  # which Triton's interpreter can multiply
-    found = few_rows.gated(x.to(device, half), None, 1e-5, weight.to(device, half)).cpu()
+    given = x.to(device, half), None, 1e-5, weight.to(device, half)
+    found = few_rows.gated(*given, gate).cpu()
     product = F.linear(x, weight)
-    assert (found == swiglu(product.to(half).float()).to(half)).float().mean() > 0.99
-    assert (found == swiglu(product).to(half)).float().mean() < 0.9
+    assert (found == GATES[gate](product.to(half).float()).to(half)).float().mean() > 0.99
+    assert (found == GATES[gate](product).to(half)).float().mean() < 0.9
 
 
 def test_norm_takes_rows_with_a_stride(device: torch.device) -> None:

@@ -24,9 +24,11 @@ from peagle.ops.products.product import Epilogue
 from peagle.ops.products.quantized_activations import QuantizedActivations
 from peagle.ops.products.widened import Widened
 from peagle.ops.quantized_activations import E4M3, quantize
+from peagle.ops.swiglu import geglu, swiglu
 from peagle.ops.weight import FP8, INT4, INT8, MXFP4, NVFP4, QuantizedWeight, replace_weight
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+GATES = {Epilogue.GATE: swiglu, Epilogue.GELU_GATE: geglu}
 DEPTHS = [128, 320, 192]
 
 
@@ -168,7 +170,7 @@ def test_a_norm_a_gate_and_an_addition_of_four_bits(device: torch.device, form: 
     torch.testing.assert_close(total, wanted, atol=1e-3, rtol=1e-4)
     under = rms_norm(wanted, norm, 1e-5)
     gate, value = (under @ up.dense().T).chunk(2, dim=-1)
-    found = kernels.gated(scaled, squares, 1e-5, up)
+    found = kernels.gated(scaled, squares, 1e-5, up, Epilogue.GATE)
     torch.testing.assert_close(found, torch.nn.functional.silu(gate) * value, atol=1e-3, rtol=1e-3)
 
 
@@ -203,7 +205,7 @@ def test_a_norm_a_gate_and_an_addition(
     product = kernels.linear(scaled, squares, 1e-5, second, None)
     torch.testing.assert_close(product, under @ second.dense().T, atol=1e-3, rtol=1e-3)
     gate, up = (under @ second.dense().T).chunk(2, dim=-1)
-    found = kernels.gated(scaled, squares, 1e-5, second)
+    found = kernels.gated(scaled, squares, 1e-5, second, Epilogue.GATE)
     torch.testing.assert_close(found, torch.nn.functional.silu(gate) * up, atol=1e-3, rtol=1e-3)
 
 
@@ -242,9 +244,10 @@ def test_a_product_in_bfloat16(device: torch.device, rows: int, block: tuple[int
     found = kernels.linear(x, None, 1e-5, weight, None)
     wanted = x.float() @ weight.dense().T
     torch.testing.assert_close(found, wanted.bfloat16(), atol=2e-3, rtol=1e-2)
-    gate, up = wanted.bfloat16().float().chunk(2, dim=-1)
-    wanted = (torch.nn.functional.silu(gate) * up).bfloat16()
-    torch.testing.assert_close(kernels.gated(x, None, 1e-5, weight), wanted, atol=2e-3, rtol=2e-2)
+    for gate, gated in GATES.items():
+        found = kernels.gated(x, None, 1e-5, weight, gate)
+        expected = gated(wanted.bfloat16().float()).bfloat16()
+        torch.testing.assert_close(found, expected, atol=2e-3, rtol=2e-2)
 
 
 @on_a_gpu

@@ -14,11 +14,12 @@ class CuBLAS(Plain):
     """Every product of a tensor; where it is gated, without a bias."""
 
     def takes(self, x: Normed, layer: Linear, epilogue: Epilogue) -> bool:
-        gated = epilogue is Epilogue.GATE
-        return isinstance(layer.weight, Tensor) and not (gated and layer.bias is not None)
+        biased = layer.bias is not None
+        return isinstance(layer.weight, Tensor) and not (epilogue.gates and biased)
 
-    def gated(self, x: Normed, layer: Linear) -> Tensor:
-        return kernels("swiglu").swiglu(self.linear(x, layer))
+    def gated(self, x: Normed, layer: Linear, gate: Epilogue) -> Tensor:
+        product, fast = self.linear(x, layer), kernels("swiglu")
+        return fast.swiglu(product) if gate is Epilogue.GATE else fast.geglu(product)
 
     def add(self, x: Normed, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
         return kernels("norm").add_normed(self.linear(x, layer)[:, None], stream, norm)

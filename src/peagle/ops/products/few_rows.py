@@ -25,8 +25,8 @@ class FewRows(CuBLAS):
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         return kernels("few_rows").linear(x.x, x.squares, x.eps, layer.weight, layer.bias)
 
-    def gated(self, x: Normed, layer: Linear) -> Tensor:
-        return kernels("few_rows").gated(x.x, x.squares, x.eps, layer.weight)
+    def gated(self, x: Normed, layer: Linear, gate: Epilogue) -> Tensor:
+        return kernels("few_rows").gated(x.x, x.squares, x.eps, layer.weight, gate)
 
     def add(self, x: Normed, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
         fast = kernels("few_rows")
@@ -40,8 +40,8 @@ class WeightOnly(FewRows):
     def takes(self, x: Normed, layer: Linear, epilogue: Epilogue) -> bool:
         return isinstance(layer.weight, QuantizedWeight) and covers(layer.weight)
 
-    def gated(self, x: Normed, layer: Linear) -> Tensor:
-        return (FewRows if layer.bias is None else CuBLAS).gated(self, x, layer)
+    def gated(self, x: Normed, layer: Linear, gate: Epilogue) -> Tensor:
+        return (FewRows if layer.bias is None else CuBLAS).gated(self, x, layer, gate)
 
     def add(self, x: Normed, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
         return (FewRows if len(x.x) <= MOST_ROWS else CuBLAS).add(self, x, layer, stream, norm)

@@ -6,7 +6,7 @@ from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Epilogue
-from peagle.ops.swiglu import swiglu
+from peagle.ops.swiglu import geglu, swiglu
 from peagle.ops.weight import multiply
 
 
@@ -25,9 +25,10 @@ class Plain:
         product = (product * x.scale()).to(product.dtype)
         return product if layer.bias is None else product + layer.bias
 
-    def gated(self, x: Normed, layer: Linear) -> Tensor:
-        """silu(gate) * up of the product's two halves: [rows, out_features / 2]."""
-        return swiglu(self.linear(x, layer))
+    def gated(self, x: Normed, layer: Linear, gate: Epilogue) -> Tensor:
+        """silu(gate) * up of the product's two halves, or gelu's: [rows, out_features / 2]."""
+        product = self.linear(x, layer)
+        return swiglu(product) if gate is Epilogue.GATE else geglu(product)
 
     def add(self, x: Normed, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
         """`stream + x @ weight.T + bias` [rows, out_features], and the same under the next norm."""

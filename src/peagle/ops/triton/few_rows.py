@@ -25,10 +25,10 @@ def invariant(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     return _launch(ProductCall(x.contiguous(), None, 0.0, weight, bias, out, fixed=True))
 
 
-def gated(x: Tensor, squares: Tensor | None, eps: float, weight: Weight) -> Tensor:
-    """silu(gate) * up of the two halves of a product: [rows, len(weight) / 2]."""
+def gated(x: Tensor, squares: Tensor | None, eps: float, weight: Weight, gate: Epilogue) -> Tensor:
+    """silu(gate) * up of the two halves of a product, or gelu's: [rows, len(weight) / 2]."""
     out = x.new_empty(len(x), len(weight) // 2)
-    return _launch(ProductCall(x, squares, eps, weight, None, out, Epilogue.GATE))
+    return _launch(ProductCall(x, squares, eps, weight, None, out, gate))
 
 
 def add(

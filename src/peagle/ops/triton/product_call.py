@@ -59,6 +59,8 @@ class ProductForm:
     parts: int
     """Lanes for the parts of the sum of squares."""
     gated: bool
+    gelu: bool
+    """Whether the gate is GELU's, not SiLU's."""
     adds: bool
     apart: bool = False
     """Whether a program has all parts of the depth, one after the other."""
@@ -86,7 +88,8 @@ class ProductCall:
         return ProductForm(
             splits,
             parts=1 if self.squares is None else triton.next_power_of_2(len(self.squares)),
-            gated=self.epilogue is Epilogue.GATE,
+            gated=self.epilogue.gates,
+            gelu=self.epilogue is Epilogue.GELU_GATE,
             adds=self.addition is not None,
             apart=apart,
         )

@@ -23,7 +23,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.products.product import Epilogue
 from peagle.ops.triton import on_hopper
 from peagle.ops.triton.launch import (
     announce,
@@ -34,6 +33,7 @@ from peagle.ops.triton.launch import (
     wait,
 )
 from peagle.ops.triton.product_call import ProductCall, gathered, left, over_rms
+from peagle.ops.triton.swiglu import gated
 from peagle.ops.triton.tiles import padded, tile_of
 from peagle.ops.triton.weights import Packing, bits_of, factored, operands, sums, words
 from peagle.ops.weight import FP8, QuantizedWeight, Weight
@@ -183,9 +183,9 @@ def division_of(call: ProductCall) -> Division:
     """How a call is divided: by its weight alone, but for few rows of a tensor or of four bits."""
     x, weight, (rows, depth) = call.x, call.weight, call.x.shape
     if isinstance(weight, Tensor) and not call.fixed:
-        gated = call.epilogue is Epilogue.GATE
-        tile = tile_of(x, call.out.shape[1], gated)
-        lines = tile.columns * (1 + gated)
+        gates = call.epilogue.gates
+        tile = tile_of(x, call.out.shape[1], gates)
+        lines = tile.columns * (1 + gates)
         how = tile.stages, tile.warps, tile.overlaps
         return Division(lines, tile.depth, padded(rows), tile.splits, False, *how)
     bits = bits_of(weight)
@@ -303,7 +303,7 @@ def _product(
     if F.gated:
         # rounded as a product is that is written before its gate is taken
         gate, up = halves(total.to(kind).to(tl.float32))
-        total = gate * tl.sigmoid(gate) * up
+        total = gated(gate, up, F.gelu)
     if bias is not None:
         total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[:, None]
     place = row.to(tl.int64)[None, :] * outputs + column[:, None]

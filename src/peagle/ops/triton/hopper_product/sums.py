@@ -223,7 +223,10 @@ def _finish(total, line, column, first_row, given, P: gl.constexpr):
     if P.form.gated:
         gate, up = halves(total.to(kind), apart)
         gate = gate.to(gl.float32)
-        y = gate / (1.0 + gl.exp(-gate)) * up.to(gl.float32)
+        slope = gate
+        if P.form.gelu:  # as in `triton.swiglu.gated`
+            slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        y = gate / (1.0 + gl.exp(-slope)) * up.to(gl.float32)
     else:
         y = gl.convert_layout(total.to(kind), P.plain).to(gl.float32)
     output = column + gl.arange(0, P.columns, gl.SliceLayout(1, layout))

@@ -31,6 +31,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from peagle.ops.products.normed import Normed
+from peagle.ops.products.product import Epilogue
 from peagle.ops.residual import BlockWeights
 from peagle.ops.triton.fences import fence
 from peagle.ops.triton.gluon import ring_barriers
@@ -67,6 +68,8 @@ def takes(attended: Tensor, block: BlockWeights) -> bool:
     layers = [layer for layer in named if layer is not None]
     # from 33 rows on tiles are cut otherwise (`ChainSizes.alike`), and so are their sums
     if block.out.batch_invariant or not 0 < len(attended) <= MOST_ROWS or is_shared():
+        return False
+    if block.gate is not Epilogue.GATE:
         return False
     if any(format_of(x) != "bfloat16" for x in (attended, *(layer.weight for layer in layers))):
         return False
