@@ -9,7 +9,9 @@ import json
 import os
 import random
 import subprocess
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,6 +37,8 @@ from peagle.train.recipe import Recipe
 pytestmark = pytest.mark.vllm
 HERE = Path(__file__).parent
 PYTHON = Path(os.environ.get("PEAGLE_VLLM_PYTHON", HERE.parents[1] / ".venv-vllm/bin/python"))
+AT_ONCE = 2
+"""Trainings, and processes of vLLM."""
 PROMPTS, MAX_TOKENS = 6, 48
 ENGINE = {"max_model_len": 256, "max_num_seqs": 3, "max_num_batched_tokens": 512}
 """Requests join while others decode. No prompt is cut into chunks: behind each chunk but the last
@@ -124,11 +128,13 @@ class Trial:
 def trials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trial]:
     root = tmp_path_factory.mktemp("trials")
     subjects = {family: subject(root / family, family) for family in ROPE}
-    made = {}
-    for case in CASES:
-        chosen = subjects[case.target]
-        train(case, chosen, root / case.name)
-        made[case.name] = Trial.of(chosen, root / case.name, case.method, case.k)
+    chosen, places = [subjects[case.target] for case in CASES], [root / c.name for c in CASES]
+    with ProcessPoolExecutor(AT_ONCE, get_context("spawn")) as pool:
+        list(pool.map(train, CASES, chosen, places))
+    made = {
+        case.name: Trial.of(target, place, case.method, case.k)
+        for case, target, place in zip(CASES, chosen, places, strict=True)
+    }
     pair = bundled_subject()
     for method, k in BUNDLED.items():
         made[f"bundled-{method}"] = Trial.of(pair, plain_drafter(method, root), method, k)
@@ -139,15 +145,22 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trial]:
 def theirs(
     trials: dict[str, Trial], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Any]]:
-    """What vLLM makes of every trial, in one process."""
-    place = tmp_path_factory.mktemp("vllm")
-    job, result, log = (place / name for name in ("job.json", "result.json", "log.txt"))
-    job.write_text(json.dumps([vllm_job(trials[name]) for name in TRIALS]))
-    with log.open("w") as lines:
-        command = [PYTHON, HERE / "engine_side.py", job, result]
-        done = subprocess.run(command, stdout=lines, stderr=subprocess.STDOUT)
-    assert done.returncode == 0, f"vLLM failed:\n{log.read_text()[-5000:]}"
-    return dict(zip(TRIALS, json.loads(result.read_text()), strict=True))
+    """What vLLM makes of every trial, in a process for each share of them."""
+
+    def made(share: int) -> dict[str, dict[str, Any]]:
+        names, place = TRIALS[share::AT_ONCE], tmp_path_factory.mktemp("vllm")
+        job, result, log = (place / name for name in ("job.json", "result.json", "log.txt"))
+        job.write_text(json.dumps([vllm_job(trials[name]) for name in names]))
+        with log.open("w") as lines:
+            command = [PYTHON, HERE / "engine_side.py", job, result]
+            done = subprocess.run(command, stdout=lines, stderr=subprocess.STDOUT)
+        assert done.returncode == 0, f"vLLM failed:\n{log.read_text()[-5000:]}"
+        return dict(zip(names, json.loads(result.read_text()), strict=True))
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return {
+            name: done for share in pool.map(made, range(AT_ONCE)) for name, done in share.items()
+        }
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -225,6 +238,7 @@ def train(case: Case, subject: Subject, output: Path) -> None:
         num_speculative_tokens=case.k,
         row_length=96,
         rows_per_step=PROMPTS,
+        rows_per_pass=PROMPTS,
         steps=60,
         warmup_steps=5,
         evaluate_every=60,
