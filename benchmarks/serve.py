@@ -84,30 +84,36 @@ def main(
     """Measure both; no server is left behind, however this ends."""
     if out.exists():
         raise InputError(f"{out} exists; give another directory")
+    whole = [one.split(":") for one in chats.split(",") if one]
+    if not all(len(pair) == 2 and all(map(str.isdecimal, pair)) for pair in whole):
+        raise InputError(f"--chats takes C:N, and a comma before the next, not {chats}")
+    more = [name for name in beside.split(",") if name]
+    if unknown := set(more) - set(MORE):
+        raise InputError(f"--beside takes {', '.join(MORE)}, not {', '.join(sorted(unknown))}")
+    given = json.loads(speculative_config) if speculative_config else {}
+    if more and not given:
+        raise InputError("--beside is for servers beside those of --speculative-config")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     out.mkdir(parents=True)
     _write_prompts(out / "prompts.jsonl", pieces(prompts, requests, CHARACTERS, seed))
     _write_prompts(out / "burst.jsonl", pieces(prompts, burst, BURST_CHARACTERS, seed, SHARED))
-    more = [name for name in beside.split(",") if name]
-    if unknown := set(more) - set(MORE):
-        raise InputError(f"--beside takes {', '.join(MORE)}, not {', '.join(sorted(unknown))}")
     flags = ["--served-model-name", NAME, "--gpu-memory-utilization", str(memory)]
     flags += ["--api-server-count", str(api_server_count)]
     if cache_bytes:
         flags += ["--kv-cache-memory-bytes", str(cache_bytes)]
     vllm = Vllm(vllm_python, vllm_path)
-    given = json.loads(speculative_config) if speculative_config else {}
     servers = {one.name: one for one in _servers([model, *flags], given, more, vllm)}
     about = begun(f"Both servers over HTTP, {Path(model).name}", card.reading())
     asked: dict[str, Any] = {"memory": memory, "requests": requests, "max_tokens": max_tokens}
     asked |= {"api_server_count": api_server_count}
+    asked |= {"cache_bytes": cache_bytes} if cache_bytes else {}
     about["setting"] = asked | _speculation(given)
     every = ["--max-tokens", max_tokens, "--temperature", temperature]
     loads = {"bench": [*every, "--concurrency", concurrency, "--prompts", out / "prompts.jsonl"]}
     loads["bench"] += ["--report", out / "report"]
-    for at_once, _, limit in (one.partition(":") for one in chats.split(",") if one):
-        whole = [flag for file in prompts for flag in ("--prompts", file)]
-        loads[f"chats-{at_once}"] = [*every, "--concurrency", at_once, "--limit", limit, *whole]
+    files = [flag for file in prompts for flag in ("--prompts", file)]
+    for at_once, limit in whole:
+        loads[f"chats-{at_once}"] = [*every, "--concurrency", at_once, "--limit", limit, *files]
     if burst:
         at_end = ["--max-tokens", 8, "--concurrency", burst, "--prompts", out / "burst.jsonl"]
         loads[BURST] = [*at_end, "--temperature", temperature]

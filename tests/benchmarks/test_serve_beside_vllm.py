@@ -105,3 +105,25 @@ def test_a_server_that_does_not_start_is_told(prompts: Path, tmp_path: Path):
     assert "vllm.entrypoints.cli.main serve" in done.stderr
     assert "--port did not start" in done.stderr
     assert "no such card" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--chats", "8"], "--chats takes C:N, and a comma before the next, not 8"),
+        (["--beside", "trees"], "--beside takes none, chains, not trees"),
+        (["--beside", "none"], "--beside is for servers beside those of --speculative-config"),
+    ],
+)
+@pytest.mark.usefixtures("forked")
+def test_bad_loads_are_told_before_a_server_starts(
+    prompts: Path, tmp_path: Path, given: list[str], told: str
+):
+    out = tmp_path / "out"
+    command = [sys.executable, str(SCRIPT), str(bundled("target")), "--prompts", str(prompts)]
+    done = subprocess.run(
+        [*command, "--out", str(out), *given], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode != 0
+    assert told in done.stderr
+    assert not out.exists()
