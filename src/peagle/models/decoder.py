@@ -27,7 +27,7 @@ from peagle.ops.products.product import Epilogue
 from peagle.ops.rope import RopeConfig, Rotation, apply_rope, query_scales, rope_table, rotation_at
 from peagle.ops.rows import take
 from peagle.ops.sandwich import Mixture
-from peagle.ops.swiglu import geglu, swiglu
+from peagle.ops.swiglu import GATES
 
 Recur = Callable[[int, Tensor, Tensor, DeltaWeights], Tensor]
 """(layer, product [rows, channels + value_width], gates [rows, 2 * value heads], the recurrence's
@@ -127,8 +127,7 @@ class MLP(LeanModule):
         self.down = Linear(spec.intermediate_size, hidden_size, spec.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        gated = swiglu if self.gate is Epilogue.GATE else geglu
-        return self.down(gated(self.gate_up(x)))
+        return self.down(GATES[self.gate](self.gate_up(x)))
 
 
 class SharedExperts(LeanModule):

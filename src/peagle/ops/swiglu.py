@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from peagle.ops.products.product import Epilogue
 from peagle.ops.triton import has_kernels, in_kernels, kernels
 
 
@@ -57,3 +58,7 @@ def geglu(gate_up: Tensor) -> Tensor:
     """
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
+
+
+GATES = {Epilogue.GATE: swiglu, Epilogue.GELU_GATE: geglu}
+"""What each gate makes of a product."""

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from test_quantized_kernels import GATES, four_bits, fp8_weight, int8_weight
+from test_quantized_kernels import four_bits, fp8_weight, int8_weight
 
 from peagle.ops.norm import rms_norm
 from peagle.ops.products.product import Epilogue
+from peagle.ops.swiglu import GATES
 from peagle.ops.weight import QuantizedWeight
 
 FORMS = ["nvfp4", "nvfp4 divided", "int4", "int4 128", "int4 128, zeros", "int4 256"]

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from test_quantized_kernels import GATES
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -12,6 +11,7 @@ from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Epilogue
 from peagle.ops.sandwich import Mixture, MixtureInputs
+from peagle.ops.swiglu import GATES
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 EPS = 1e-6

@@ -24,11 +24,10 @@ from peagle.ops.products.product import Epilogue
 from peagle.ops.products.quantized_activations import QuantizedActivations
 from peagle.ops.products.widened import Widened
 from peagle.ops.quantized_activations import E4M3, quantize
-from peagle.ops.swiglu import geglu, swiglu
+from peagle.ops.swiglu import GATES
 from peagle.ops.weight import FP8, INT4, INT8, MXFP4, NVFP4, QuantizedWeight, replace_weight
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-GATES = {Epilogue.GATE: swiglu, Epilogue.GELU_GATE: geglu}
 DEPTHS = [128, 320, 192]
 
 

@@ -6,7 +6,7 @@ from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Epilogue
-from peagle.ops.swiglu import geglu, swiglu
+from peagle.ops.swiglu import GATES
 from peagle.ops.weight import multiply
 
 
@@ -27,8 +27,7 @@ class Plain:
 
     def gated(self, x: Normed, layer: Linear, gate: Epilogue) -> Tensor:
         """silu(gate) * up of the product's two halves, or gelu's: [rows, out_features / 2]."""
-        product = self.linear(x, layer)
-        return swiglu(product) if gate is Epilogue.GATE else geglu(product)
+        return GATES[gate](self.linear(x, layer))
 
     def add(self, x: Normed, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
         """`stream + x @ weight.T + bias` [rows, out_features], and the same under the next norm."""

@@ -110,11 +110,12 @@ def attend_product(
 
 def _tiling(spec: QKVSpec, rows: PassRows, narrow: bool = False, settled: bool = False) -> Tiling:
     lines, pairs = _lines(spec, rows), len(rows.requests) * spec.num_kv_heads
-    sizes = spec.head_dim, _padded(spec), multiprocessors(rows.starts)
+    processors = multiprocessors(rows.starts)
     # four requests' chains of 16 rows, of 8 heads each, take 127 us with a layer's products in
     # large programs and 138 in small ones; eight requests' take longer in large ones
-    few_pairs = 4 * pairs <= sizes[-1]
+    few_pairs = 4 * pairs <= processors
     few_lines = lines < LEFT_LINES or rows.ancestors is not None or few_pairs
+    sizes = spec.head_dim, _padded(spec), processors
     together = NARROW_PROGRAMS[lines] if narrow else programs(pairs, few_lines, *sizes)
     if together == 4 and 2 * lines == LEFT_LINES:  # by keys four would have no room
         lines = LEFT_LINES
