@@ -120,22 +120,23 @@ for block, count, there in (
     absent = ("dense", "stream", "scalar", "read", "gated")
     sizes |= {name: None for name in absent if name not in there}
     sizes |= {"BLOCK": block, "COUNT": count, **FLAGS}
-    compiled("norm", "_add_normed", norm, sizes, num_warps=8)
+    compiled("norm", "_add_normed", norm, sizes, num_warps=16 if block > 4096 else 8)
 for gelu in (False, True):
     compiled("swiglu", "_glu", {"gate_up": BF16, "out": BF16}, {"BLOCK": 2048, "GELU": gelu})
 
 heads = {"HEADS": 32, "KV_HEADS": 8, "SIZE": 128}
 types = {"qkv": BF16, "cache": BF16, "positions": INT, "writes": INT, "rotations": F32}
 types |= {"norm_weight": BF16, "eps": "fp32", "scales": SCALES}
-store = {**FLAGS, "TOTAL": 64, "NORM": True, "V_NORM": False}
+store = {**FLAGS, "TOGETHER": 32, "NORM": True, "V_NORM": False}
 for turned in (128, 96):
     for cache in (BF16, "*fp8e4nv"):
         of_kind = types | {"cache": cache}
         compiled("cached_attention", "_store", of_kind, {**heads, **store, "WIDTH": turned})
 GEMMA = (16, 256), (4, 512)  # heads of keys and their sizes, in the 31B
 for kv_heads, size in GEMMA:
-    wide = {"HEADS": 32, "KV_HEADS": kv_heads, "SIZE": size}
-    compiled("cached_attention", "_store", types, {**wide, **store, "V_NORM": True, "WIDTH": size})
+    wide = {"HEADS": 32, "KV_HEADS": kv_heads, "SIZE": size, "WIDTH": size}
+    wide |= store | {"TOGETHER": 4096 // size, "V_NORM": True}
+    compiled("cached_attention", "_store", types, wide)
 types = dict.fromkeys(("query", "cache", "out", "sinks"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
 types |= {"partial": F32, "arrivals": "*i32", "scale": "fp32", "positions": INT}
@@ -505,6 +506,7 @@ types |= {"rotations": F32, "partial": F32, "arrivals": "*i32", "eps": "fp32", "
 types |= {"shares": "*i32", "positions": INT, "ancestors": "*i32", "contexts": Contexts}
 types |= {"k_scale": "fp32", "v_scale": "fp32"}
 ALIKE, UNITS, SCALED = {}, {"narrow": True}, {"narrow": True, "scaled": True, "causal": False}
+VALUES = {"v_norm": True, "window": True}
 for lines, size, together, tree, keeps in (
     *((8, 128, 1, False, ALIKE), (32, 64, 2, True, ALIKE), (64, 128, 2, False, ALIKE)),
     *((64, 64, 2, True, ALIKE), (8, 128, 4, False, ALIKE), (16, 128, 4, True, ALIKE)),
@@ -512,12 +514,14 @@ for lines, size, together, tree, keeps in (
     *((64, 128, 1, True, ALIKE), (8, 128, 4, False, UNITS), (64, 128, 2, True, UNITS)),
     *((32, 64, 3, False, SCALED), (64, 128, 2, False, SCALED), (16, 64, 4, True, SCALED)),
     *((32, 128, 3, True, UNITS), (16, 128, 4, True, SCALED)),
+    *((8, 256, 1, False, VALUES), (16, 256, 2, False, VALUES), (32, 256, 1, True, ALIKE)),
 ):
-    plain = size == 128
+    plain = size >= 128
     sizes = {"heads": 32, "kv_heads": 8, "padded": 4, "size": size, "lines": lines}
     switches = {"norm": plain, "window": not plain, "sinks": not plain, "settled": plain}
     switches |= {"tree": tree, **keeps}
-    types |= {"cache": "*fp8e4nv", "codes": "*i16"} if keeps else {"cache": BF16, "codes": BF16}
+    narrow = "narrow" in keeps
+    types |= {"cache": "*fp8e4nv", "codes": "*i16"} if narrow else {"cache": BF16, "codes": BF16}
     tiling = hopper_attention.Tiling(**sizes, **switches, together=together)
     options = {"num_warps": tiling.warps, "maxnreg": tiling.registers}
     kernel = made(hopper_attention._attend_part, types, "TILING", tiling, **options)

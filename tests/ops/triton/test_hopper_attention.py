@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_rows import on, pass_rows, spec_of
 
+from peagle.ops.weight import E4M3
+
 
 def taken(
     rows: int,
@@ -31,7 +33,10 @@ def test_few_rows_of_half_precision_are_taken() -> None:
     assert taken(2, size=64)
     assert not taken(8, dtype=torch.float32)
     assert not taken(8, size=32)
-    assert not taken(1, v_norm=True)
+    assert taken(1, v_norm=True)
+    assert taken(8, size=256)
+    assert not taken(9, size=256)
+    assert not taken(1, size=256, dtype=E4M3)
 
 
 @pytest.mark.parametrize("requests", [1, 8, 40])
@@ -51,6 +56,8 @@ def test_programs_are_as_large_as_few_pairs_leave_room_for(few_lines: bool) -> N
     assert programs(264, few_lines, 128, 4, 132) == 2
     assert programs(265, few_lines, 128, 4, 132) == 4
     assert programs(512, few_lines, 64, 4, 132) == 2
+    assert programs(66, few_lines, 256, 2, 132) == (1 if few_lines else 2)
+    assert programs(512, few_lines, 256, 2, 132) == 2
     assert programs(512, few_lines, 128, 1, 132) == 2
 
 

@@ -26,6 +26,8 @@ def _seed() -> None:
         {"head_dim": 64, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, 0.2, 0.1, -3.0])},
         {"num_heads": 96},
         {"window": 70},
+        {"head_dim": 256, "num_heads": 4, "v_norm": True},
+        {"head_dim": 256, "num_heads": 2, "window": 70},
     ],
     ids=[
         "plain",
@@ -35,6 +37,8 @@ def _seed() -> None:
         "sinks",
         "48 heads share",
         "window",
+        "wide, values normed",
+        "wide, window",
     ],
 )
 @pytest.mark.parametrize(
@@ -103,8 +107,9 @@ def test_is_store_then_attend(
         {"window": 70},
         {"num_heads": 2, "head_dim": 64, "norm_weight": None},
         {"num_heads": 6, "head_dim": 64, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, 0.2])},
+        {"num_heads": 4, "head_dim": 256},
     ],
-    ids=["plain", "window", "alone, no norm", "three heads share, sinks"],
+    ids=["plain", "window", "alone, no norm", "three heads share, sinks", "wide"],
 )
 @pytest.mark.parametrize("starts", [[0, 5], [300, 64], [700], [129, 1, 250]])
 @pytest.mark.parametrize("count", [5, 16])

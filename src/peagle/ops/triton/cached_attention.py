@@ -32,6 +32,8 @@ KEYS = 64
 """Keys of a tile."""
 WIDE_NUMBERS = 32 * 512
 """Most numbers of a program's rows, where heads are wider than 128."""
+STORED = 4096
+"""Numbers of a row that one program normalizes, rotates and stores."""
 MOST_PARTS = 8
 """Most parts of one request's context: to merge them takes longer with each."""
 FIXED_NUMBERS = 64 * 128
@@ -228,7 +230,8 @@ def store(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same as the reference; queries, keys and values overwrite the product."""
     norm, total = spec.norm_weight, spec.num_heads + 2 * spec.num_kv_heads
-    _store[(len(qkv),)](
+    together = STORED // spec.head_dim
+    _store[(len(qkv), triton.cdiv(total, together))](
         qkv,
         cache,
         positions,
@@ -244,11 +247,11 @@ def store(
         KV_HEADS=spec.num_kv_heads,
         SIZE=spec.head_dim,
         WIDTH=spec.rotations.shape[-1],
-        TOTAL=triton.next_power_of_2(total),
+        TOGETHER=together,
         NORM=norm is not None,
         V_NORM=spec.v_norm,
         **overlap(qkv),
-        num_warps=8,
+        num_warps=4,
     )
     both = qkv.unflatten(1, (total, spec.head_dim))
     query, key, value = both.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
@@ -272,26 +275,27 @@ def _store(
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
-    TOTAL: tl.constexpr,
+    TOGETHER: tl.constexpr,
     NORM: tl.constexpr,
     V_NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     begin(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, TOTAL)[:, None]
+    head = (tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER))[:, None]
     lane = tl.arange(0, SIZE)[None, :]
     turned = head < HEADS + KV_HEADS
     weight = norm_weight + tl.where(head < HEADS, 0, SIZE)
     at = row * row_stride + head * SIZE
+    write = tl.load(writes + row).to(tl.int64)
     position = tl.minimum(tl.load(positions + row), last_position)
     own, crossed = turns(rotations, position, weight, SIZE, WIDTH, NORM)
+    is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
+    v = tl.load(qkv + at + lane, mask=is_value, other=0.0)
     x = normed_rotated(qkv + at, turned, own, crossed, eps, SIZE, WIDTH, NORM)
     kind: tl.constexpr = qkv.dtype.element_ty
     kept: tl.constexpr = cache.dtype.element_ty
     x = x.to(kind)
-    is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
-    v = tl.load(qkv + at + lane, mask=is_value, other=0.0)
     if V_NORM:
         v = normed_values(v, eps, SIZE)
     k_kept, v_kept = x, v
@@ -306,7 +310,6 @@ def _store(
     tl.store(qkv + at + lane, x, mask=turned)
     if V_NORM or kept != kind:
         tl.store(qkv + at + lane, v, mask=is_value)
-    write = tl.load(writes + row).to(tl.int64)
     written = write >= 0
     key_at = (write * KV_HEADS + head - HEADS) * SIZE + lane
     tl.store(cache + key_at, k_kept.to(kept), mask=turned & (head >= HEADS) & written)

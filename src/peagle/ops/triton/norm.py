@@ -15,7 +15,7 @@ from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
 from peagle.ops.residual import Beside
 from peagle.ops.sandwich import Mixture, MixtureInputs
-from peagle.ops.triton.launch import begin, overlap
+from peagle.ops.triton.launch import announce, overlap, wait
 from peagle.ops.weight import Weight
 
 
@@ -131,9 +131,15 @@ def _launch(
         SCALED=beside is not None and beside.x.squares is not None,
         BLOCK=block,
         **overlap(summands),
-        num_warps=8 if block > 1024 else 4,
+        num_warps=4 if block <= 1024 else 8 if block <= 4096 else 16,
     )
     return total, Normed(out, None, norm.eps)
+
+
+@triton.jit
+def _row(at, inside):
+    """A row [BLOCK] in float32."""
+    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -143,20 +149,16 @@ def _unit(value, width, eps):
 
 
 @triton.jit
-def _under(unit, weight, column, inside):
-    """A row that `_unit` gave, times a norm's weight."""
-    return unit * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
 def _mixed(dense, summed, weights, at, column, inside, width, eps):
     """What an MLP gives and what experts do, each normed, and their sum."""
     kind: tl.constexpr = dense.dtype.element_ty
+    given = _row(dense + at, inside)
+    by_dense = _row(weights.dense + column, inside)
+    by_experts = _row(weights.experts + column, inside)
     # rounded before and behind every norm, where the reference writes tensors
     mixed = _unit(summed.to(kind).to(tl.float32), width, eps)
-    mixed = _under(mixed, weights.experts, column, inside).to(kind).to(tl.float32)
-    given = tl.load(dense + at, mask=inside, other=0.0).to(tl.float32)
-    given = _under(_unit(given, width, eps), weights.dense, column, inside).to(kind).to(tl.float32)
+    mixed = (mixed * by_experts).to(kind).to(tl.float32)
+    given = (_unit(given, width, eps) * by_dense).to(kind).to(tl.float32)
     return (given + mixed).to(kind).to(tl.float32)
 
 
@@ -164,12 +166,11 @@ def _mixed(dense, summed, weights, at, column, inside, width, eps):
 def _through_gate(before, gated, at, column, inside, width, eps, SCALED: tl.constexpr):
     """A row of the stream and what is added to it through a gate, rounded as the reference does."""
     kind: tl.constexpr = gated.added.dtype.element_ty
-    read = tl.load(gated.inputs + at, mask=inside, other=0.0).to(tl.float32)
-    factor = tl.sum(_under(read, gated.gate, column, inside), 0)
+    added, read = _row(gated.added + at, inside), _row(gated.inputs + at, inside)
+    factor = tl.sum(read * _row(gated.gate + column, inside), 0)
     if SCALED:
         factor *= tl.rsqrt(tl.sum(before * before, 0) / width + eps)
     factor = tl.sigmoid(factor.to(kind).to(tl.float32)).to(kind).to(tl.float32)
-    added = tl.load(gated.added + at, mask=inside, other=0.0).to(tl.float32)
     return (before + (added * factor).to(kind).to(tl.float32)).to(kind).to(tl.float32)
 
 
@@ -195,20 +196,26 @@ def _add_normed(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    begin(OVERLAP)
+    announce(OVERLAP)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside, at = column < width, row * width + column
     kind: tl.constexpr = out.dtype.element_ty
     place = summands + row * stride + column
-    value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    # a load behind a sum would wait for it: weights are loaded before the wait, rows right after
+    following = _row(weights.following + column, inside)
+    if OWN:
+        own = _row(weights.own + column, inside)
+    wait(OVERLAP)
+    value = _row(place, inside)
     for index in tl.static_range(1, COUNT):
-        value += tl.load(place + index * width, mask=inside, other=0.0).to(tl.float32)
+        value += _row(place + index * width, inside)
+    if stream is not None:
+        before = _row(stream + at, inside)
     if dense is not None:
         value = _mixed(dense, value, weights, at, column, inside, width, eps)
     if OWN:
-        value = _under(_unit(value, width, eps), weights.own, column, inside)
+        value = _unit(value, width, eps) * own
     if stream is not None:
-        before = tl.load(stream + at, mask=inside, other=0.0).to(tl.float32)
         if gated is not None:
             before = _through_gate(before, gated, at, column, inside, width, eps, SCALED)
         # rounded as a product is that is written before it is added
@@ -219,10 +226,11 @@ def _add_normed(
         value = value.to(tl.float32)
     # one pass over the row for all norms of it, which differ by their weights alone
     unit = _unit(value, width, next_eps)
-    tl.store(out + at, _under(unit, weights.following, column, inside).to(kind), mask=inside)
+    tl.store(out + at, (unit * following).to(kind), mask=inside)
     if read is not None:
-        to_experts = _under(unit, read.experts_weight, column, inside).to(kind)
-        tl.store(read.to_experts + at, to_experts, mask=inside)
+        to_experts = unit * _row(read.experts_weight + column, inside)
+        tl.store(read.to_experts + at, to_experts.to(kind), mask=inside)
         # of experts that are close to each other, every rounding on the router's way decides
-        routed = _under(unit.to(kind).to(tl.float32), read.router_scale, column, inside).to(kind)
-        tl.store(read.routed + at, (routed.to(tl.float32) * factor).to(kind), mask=inside)
+        routed = unit.to(kind).to(tl.float32) * _row(read.router_scale + column, inside)
+        routed = routed.to(kind).to(tl.float32) * factor
+        tl.store(read.routed + at, routed.to(kind), mask=inside)

@@ -31,15 +31,21 @@ from peagle.ops.cached_attention import PassRows, QKVSpec
 from peagle.ops.triton.attention_parts import LOG2E, Contexts
 from peagle.ops.triton.gluon import meet
 from peagle.ops.triton.hopper_attention.division import divide
-from peagle.ops.triton.hopper_attention.heads import heads_at, position_of, turned, turns
+from peagle.ops.triton.hopper_attention.heads import (
+    heads_at,
+    normed_values,
+    position_of,
+    turned,
+    turns,
+)
 from peagle.ops.triton.hopper_attention.narrow import evens_first
 from peagle.ops.triton.hopper_attention.parts import leave, merged, write
 from peagle.ops.triton.hopper_attention.tiles import attend_tiles, fetch_first, write_own
-from peagle.ops.triton.hopper_attention.tiling import LEFT_LINES, TILE, Tiling
+from peagle.ops.triton.hopper_attention.tiling import LEFT_LINES, TILE, WIDE, WIDE_LINES, Tiling
 from peagle.ops.triton.launch import counters, multiprocessors
 from peagle.ops.weight import E4M3
 
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 128, 256)
 NARROW_PROGRAMS = {8: 4, 16: 4, 32: 3, 64: 2}
 """Programs that share a multiprocessor where the cache is of 8 bits, by their lines: together they
 widen as fast as memory reads."""
@@ -48,12 +54,12 @@ widen as fast as memory reads."""
 def takes(spec: QKVSpec, cache: Tensor, rows: PassRows) -> bool:
     """Whether the kernel computes a layer's attention, and faster than Triton's does.
 
-    It takes heads of two sizes that turn as a whole, values without a norm, and a cache of 16 bits
-    or E4M3.
+    It takes heads that turn as a whole, and a cache of 16 bits or, of heads up to 128 wide, E4M3.
     """
-    halves = cache.dtype in (torch.bfloat16, torch.float16, E4M3)
-    whole = spec.rotations.shape[-1] == spec.head_dim and not spec.v_norm
-    return _lines(spec, rows) <= LEFT_LINES and halves and spec.head_dim in HEAD_DIMS and whole
+    kept = torch.bfloat16, torch.float16, *((E4M3,) if spec.head_dim < WIDE else ())
+    whole = spec.head_dim in HEAD_DIMS and spec.rotations.shape[-1] == spec.head_dim
+    most = LEFT_LINES if spec.head_dim < WIDE else WIDE_LINES
+    return whole and cache.dtype in kept and _lines(spec, rows) <= most
 
 
 def shares_of(rows: PassRows, spec: QKVSpec, cache: Tensor) -> Tensor:
@@ -119,6 +125,8 @@ def _tiling(spec: QKVSpec, rows: PassRows, narrow: bool = False, settled: bool =
     together = NARROW_PROGRAMS[lines] if narrow else programs(pairs, few_lines, *sizes)
     if together == 4 and 2 * lines == LEFT_LINES:  # by keys four would have no room
         lines = LEFT_LINES
+    if spec.head_dim == WIDE and lines == WIDE_LINES:  # two would have no room
+        together = 1
     return Tiling(
         heads=spec.num_heads,
         kv_heads=spec.num_kv_heads,
@@ -134,6 +142,7 @@ def _tiling(spec: QKVSpec, rows: PassRows, narrow: bool = False, settled: bool =
         causal=spec.causal,
         narrow=narrow,
         scaled=narrow and spec.kv_scales != (1.0, 1.0),
+        v_norm=spec.v_norm,
     )
 
 
@@ -145,7 +154,7 @@ def programs(pairs: int, few_lines: bool, size: int, padded: int, processors: in
     second turn, but not where every head has keys of its own: a request's rows would not fit into
     their tile.
     """
-    if 2 * pairs <= processors and size == 128 and few_lines:
+    if 2 * pairs <= processors and size >= 128 and few_lines:
         return 1
     return 4 if pairs > 2 * processors and size == 128 and padded > 1 else 2
 
@@ -243,6 +252,8 @@ def _attend_part(
     of_own = qkv + (first + own) * TILING.width + (TILING.heads + kv_head) * TILING.size
     k = heads_at(of_own, kept, TILING)
     v, _ = heads_at(of_own + TILING.kv_heads * TILING.size, kept, TILING)
+    if TILING.v_norm:
+        v = normed_values(v, eps, TILING)
     if begin == 0:
         own_k, of_head = turned(k, k_turns, eps, TILING).to(dtype), cache + kv_head * TILING.size
         write_own(own_k, v, slot, kept, ring, of_head, side_stride, (k_scale, v_scale), TILING)

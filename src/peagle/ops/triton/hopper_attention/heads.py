@@ -42,6 +42,13 @@ def turns(rotations, positions, weight, TILING: gl.constexpr):
 
 
 @gluon.jit
+def normed_values(v, eps, TILING: gl.constexpr):
+    """Rows of values normed without a weight."""
+    x = v.to(gl.float32)
+    return (x * gl.rsqrt(gl.sum(x * x, 1) / TILING.size + eps)[:, None]).to(v.dtype)
+
+
+@gluon.jit
 def turned(heads, by, eps, TILING: gl.constexpr):
     """Rows of heads in float32. heads: of `heads_at`; by: of `turns`."""
     x = heads[0].to(gl.float32)

@@ -13,7 +13,9 @@ NARROW_TILE = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=16, r
 LEFT_LINES = 64
 """Lines of a left operand that four warps multiply together."""
 LEAST_KEYS = 256
-"""Fewest keys in a part of a context."""
+"""Fewest keys in a part of a context, of heads up to 128 wide."""
+WIDE, WIDE_LINES = 256, 32
+"""The size of the widest heads, and the most lines of theirs that registers have room for."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Tiling:
     """Whether the cache keeps E4M3, two in 16 bits."""
     scaled: bool = False
     """Whether the cache keeps its numbers in other units than 1."""
+    v_norm: bool = False
+    """Whether values are normed."""
     source: str = digest(__file__)
 
     @property
@@ -57,7 +61,7 @@ class Tiling:
     @property
     def crowded(self) -> bool:
         """Whether the ring is short of memory, which keys and values of 8 bits need half of."""
-        return self.together == 4 and not self.narrow
+        return (self.together == 4 or self.size == WIDE) and not self.narrow
 
     @property
     def by_rows(self) -> bool:
@@ -69,7 +73,7 @@ class Tiling:
         """Places of the ring, each for a tile's keys or values."""
         # of heads of 128 a small program's six places of 64 keys are 96 KB: two have room in 227
         # KB; a large one's, of 128 keys, are 192 KB; four programs have 48 KB of them each at most,
-        # which are six places of 8 bits
+        # which are six places of 8 bits; heads of 256 need twice as much
         return 6 if not self.crowded else 4 if self.by_rows else 3
 
     @property
@@ -117,7 +121,7 @@ class Tiling:
     @property
     def least_share(self) -> int:
         """Fewest tiles in a part."""
-        return LEAST_KEYS // self.keys
+        return LEAST_KEYS // (2 if self.size == WIDE else 1) // self.keys
 
     @property
     def partial(self) -> int:
@@ -147,7 +151,7 @@ class Tiling:
     @property
     def sums(self) -> gl.BlockedLayout:
         """Layout of [rows, size] in float32: 16 bytes a thread."""
-        across = self.size // 4
+        across = min(self.size // 4, 32)
         return gl.BlockedLayout([1, 4], [32 // across, across], [self.warps, 1], [1, 0])
 
     @property
