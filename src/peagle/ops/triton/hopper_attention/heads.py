@@ -42,10 +42,13 @@ def turns(rotations, positions, weight, TILING: gl.constexpr):
 
 
 @gluon.jit
-def normed_values(v, eps, TILING: gl.constexpr):
-    """Rows of values normed without a weight."""
+def values_of(at, kept, eps, TILING: gl.constexpr):
+    """Rows of values, normed without a weight where values are."""
+    v, _ = heads_at(at, kept, TILING)
     x = v.to(gl.float32)
-    return (x * gl.rsqrt(gl.sum(x * x, 1) / TILING.size + eps)[:, None]).to(v.dtype)
+    if TILING.v_norm:
+        x *= gl.rsqrt(gl.sum(x * x, 1) / TILING.size + eps)[:, None]
+    return x.to(v.dtype)
 
 
 @gluon.jit

@@ -94,6 +94,8 @@ class ProductShape(TileShape):
     warps: ClassVar[int] = 4
     parts: ClassVar[int] = 16
     """Parts of sums of squares that are loaded at once."""
+    gathered: ClassVar[int] = 1
+    """Programs whose sums of a tile are loaded at once: registers have room for so many."""
     plain: ClassVar[gl.BlockedLayout] = products.PLAIN.value
     """How a group's threads have outputs by rows."""
     gated: ClassVar[gl.BlockedLayout] = products.GATED.value
@@ -155,6 +157,11 @@ class FewShape(TileShape):
     def runs(self) -> int:
         """Runs of a line in a step."""
         return self.packing.step // self.packing.run
+
+    @property
+    def gathered(self) -> int:
+        """Programs whose sums of a tile are loaded at once: integers leave no registers."""
+        return 1 if self.packing.kind == "int4" else 8 if self.form.gated or self.form.adds else 13
 
     @property
     def shared_columns(self) -> int:

@@ -86,11 +86,14 @@ def _gathered(total, tile, results, work, GROUP: gl.constexpr, P: gl.constexpr):
         if whole:
             gl.store(arrivals, 0)
             total = gl.full([P.lines, P.rows], 0.0, gl.float32, P.sums)
-            # in one order, whichever program came last
-            for program in range(before, behind + 1):
-                theirs = _left_at(program, begin, results, units, GROUP, P)
-                # past L1, which does not see what other multiprocessors write
-                total += gl.load(theirs, cache_modifier=".cg")
+            # in one order, whichever program came last; several are asked for at once
+            at_once: gl.constexpr = P.gathered
+            for first in range(before, behind + 1, at_once):
+                for ahead in gl.static_range(at_once):
+                    theirs = _left_at(first + ahead, begin, results, units, GROUP, P)
+                    known = (first + ahead <= behind, 0.0) if at_once > 1 else (None, None)
+                    # past L1, which does not see what other multiprocessors write
+                    total += gl.load(theirs, *known, cache_modifier=".cg")
     return whole, total
 
 
