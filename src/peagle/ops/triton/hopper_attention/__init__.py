@@ -31,7 +31,7 @@ from peagle.ops.cached_attention import PassRows, QKVSpec
 from peagle.ops.triton.attention_parts import LOG2E, Contexts
 from peagle.ops.triton.gluon import meet
 from peagle.ops.triton.hopper_attention.division import divide
-from peagle.ops.triton.hopper_attention.heads import heads_at, position_of, turned, turns, values_of
+from peagle.ops.triton.hopper_attention.heads import heads_at, position_of, turned, turns, values_at
 from peagle.ops.triton.hopper_attention.narrow import evens_first
 from peagle.ops.triton.hopper_attention.parts import leave, merged, write
 from peagle.ops.triton.hopper_attention.tiles import attend_tiles, fetch_first, write_own
@@ -245,7 +245,7 @@ def _attend_part(
     gdc_launch_dependents()
     of_own = qkv + (first + own) * TILING.width + (TILING.heads + kv_head) * TILING.size
     k = heads_at(of_own, kept, TILING)
-    v = values_of(of_own + TILING.kv_heads * TILING.size, kept, eps, TILING)
+    v = values_at(of_own + TILING.kv_heads * TILING.size, kept, eps, TILING)
     if begin == 0:
         own_k, of_head = turned(k, k_turns, eps, TILING).to(dtype), cache + kv_head * TILING.size
         write_own(own_k, v, slot, kept, ring, of_head, side_stride, (k_scale, v_scale), TILING)

@@ -42,7 +42,7 @@ def turns(rotations, positions, weight, TILING: gl.constexpr):
 
 
 @gluon.jit
-def values_of(at, kept, eps, TILING: gl.constexpr):
+def values_at(at, kept, eps, TILING: gl.constexpr):
     """Rows of values, normed without a weight where values are."""
     v, _ = heads_at(at, kept, TILING)
     x = v.to(gl.float32)
